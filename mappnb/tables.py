@@ -1,0 +1,273 @@
+"""Columns of a run's tables, read lazily: an index of every segment first, rows only where a question needs them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mappnb.schema import SITE_FIELDS
+from mappnb.segments import TABLES, Columns, Index, read_closed, read_index, read_open
+from mappnb.store import Segment, Store
+
+__all__ = ["Sites", "TableReader"]
+
+Array = np.ndarray[Any, Any]
+_WORKERS = max(2, min(8, os.cpu_count() or 2))
+
+
+class Sites:
+    """Numbers the static descriptions of events (category, op, name, phase, layer, dtype) over all ranks of a run."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+        self._ids: dict[tuple[Any, ...], int] = {}
+
+    def code(self, site: tuple[Any, ...]) -> int:
+        """Return the number of a description."""
+        if (found := self._ids.get(site)) is None:
+            found = self._ids[site] = len(self.rows)
+            self.rows.append(site)
+        return found
+
+    def lookup(self, stored: Mapping[str, list[Any]]) -> Array:
+        """Return an array that maps the site ids of one segment to numbers of this table; unknown ids map to -1."""
+        ids = {int(k): self.code(_site(v)) for k, v in stored.items()}
+        out = np.full(max(ids, default=-1) + 1, -1, np.int32)
+        for local, code in ids.items():
+            out[local] = code
+        return out
+
+    def values(self, name: str) -> Array:
+        """Return one field of every description, for indexing by codes; the last entry serves code -1."""
+        i = SITE_FIELDS.index(name)
+        if name == "layer":
+            return np.array([r[i] for r in self.rows] + [-1], np.int32)
+        return np.array([r[i] for r in self.rows] + [""], object)
+
+    def where(self, name: str, wanted: Collection[str]) -> Array:
+        """Return the mask over codes of the descriptions whose field is among ``wanted``; code -1 is never."""
+        i = SITE_FIELDS.index(name)
+        return np.array([r[i] in wanted for r in self.rows] + [False], bool)
+
+
+def _site(row: list[Any]) -> tuple[Any, ...]:
+    """A stored description as a tuple of this version's length; text and numbers only."""
+    text = [str(v) for v in row[:4]] + [""] * (4 - len(row))
+    layer = row[4] if len(row) > 4 and isinstance(row[4], int) else -1
+    return (*text, layer, str(row[5]) if len(row) > 5 else "")
+
+
+@dataclass(slots=True)
+class _Part:
+    """One segment in a reader's snapshot."""
+
+    segment: Segment
+    rows: int
+    meta: dict[str, Any]
+    index: Index | None = None
+    columns: Columns | None = None
+    lookup: Array = field(default_factory=lambda: np.empty(0, np.int32))
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.segment.incarnation, self.segment.rank
+
+
+class TableReader:
+    """A snapshot of one table over incarnations and ranks; :meth:`refresh` takes the next.
+
+    Parameters
+    ----------
+    store : Store
+        The run directory.
+    name : str
+        Key of ``mappnb.segments.TABLES``.
+    incarnations : list of int
+        Those to read.
+    """
+
+    def __init__(self, store: Store, name: str, incarnations: list[int]) -> None:
+        self.store, self.spec = store, TABLES[name]
+        self.incarnations = incarnations
+        self.sites = Sites()
+        self.parts: list[_Part] = []
+        self._cache: dict[str, _Part] = {}
+        self.refresh()
+
+    @property
+    def has_sites(self) -> bool:
+        """True for the table of events."""
+        return "site" in self.spec.columns
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in the snapshot."""
+        return sum(p.rows for p in self.parts)
+
+    def refresh(self, incarnations: list[int] | None = None) -> None:
+        """Look again: closed segments are never read twice, growing ones only if they have grown."""
+        self.incarnations = incarnations or self.incarnations
+        found = [s for i in self.incarnations for s in self.store.segments(self.spec.name, i)]
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            parts = list(pool.map(self._part, found))
+        self.parts = [p for p in parts if p is not None]
+        self._cache = {p.segment.path: p for p in self.parts}
+        for part in self.parts:
+            if self.has_sites and not len(part.lookup):
+                part.lookup = self.sites.lookup(part.meta.get("sites", {}))
+
+    def _part(self, segment: Segment) -> _Part | None:
+        known = self._cache.get(segment.path)
+        if known is not None and known.segment.size == segment.size:
+            return known
+        try:
+            source = self.store.open(segment)
+            if segment.closed:
+                index = read_index(source)
+                return self._checked(_Part(segment, index.rows, index.meta, index=index))
+            columns, meta = read_open(source, self.spec)
+            return self._checked(_Part(segment, len(columns[self.spec.start]), meta, columns=columns))
+        except FileNotFoundError:
+            return self._replaced(segment)
+        except Exception as err:  # noqa: BLE001 (whatever a corrupt file makes pyarrow raise: report it and go on)
+            self._problem(segment, err)
+            return None
+
+    def _checked(self, part: _Part) -> _Part | None:
+        run_id = part.meta.get("run_id")
+        if run_id is None and not part.rows:
+            return None if not part.meta.get("truncated") or part.segment.size == 0 else self._unreadable(part)
+        if run_id != self.store.info["run_id"]:
+            self._problem(part.segment, ValueError(f"belongs to another run ({str(run_id)[:8]})"))
+            return None
+        return part
+
+    def _unreadable(self, part: _Part) -> None:
+        self._problem(part.segment, ValueError("no whole batch in the stream"))
+
+    def _replaced(self, segment: Segment) -> _Part | None:
+        """The open segment was closed between listing and reading: take its Parquet file."""
+        again = [s for s in self.store.segments(self.spec.name, segment.incarnation, [segment.rank]) if s.number == segment.number]
+        return self._part(again[0]) if again and again[0].closed and not segment.closed else None
+
+    def _problem(self, segment: Segment, err: Exception) -> None:
+        place = segment.path.removeprefix(self.store.root).lstrip("/")
+        self.store.problems[place] = f"unreadable ({type(err).__name__}: {str(err)[:120]}); skipped"
+
+    def _read(self, part: _Part, columns: list[str], row_groups: list[int] | None = None) -> Columns:
+        """Columns of one part; with "site" already in the numbers of ``self.sites``."""
+        if part.columns is not None:
+            out = {c: part.columns[c] for c in columns}
+        else:
+            try:
+                out = read_closed(self.store.open(part.segment), self.spec, columns=columns, row_groups=row_groups)
+            except Exception as err:  # noqa: BLE001 (as above)
+                self._problem(part.segment, err)
+                warnings.warn(f"{part.segment.path}: {err}; its rows are left out", stacklevel=3)
+                return {c: np.empty(0, self.spec.numpy_dtype(c)) for c in columns}
+        if "site" in out:
+            out = {**out, "site": _codes(part.lookup, out["site"])}
+        return out
+
+    def column(self, name: str) -> Array:
+        """Return one stored column of all rows, in the order of ranks and segments. Unreadable rows are filled."""
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            pieces = list(pool.map(lambda p: self._read(p, [name])[name], self.parts))
+        pieces = [
+            x if len(x) == p.rows else np.full(p.rows, "" if x.dtype == object else 0, x.dtype)
+            for p, x in zip(self.parts, pieces, strict=True)
+        ]
+        return np.concatenate([np.empty(0, self.spec.numpy_dtype(name)), *pieces])
+
+    def per_part(self, value: Callable[[tuple[int, int]], int], dtype: Any) -> Array:
+        """Return, for every row, what ``value`` says of its (incarnation, rank)."""
+        return np.repeat(np.array([value(p.key) for p in self.parts], dtype), [p.rows for p in self.parts])
+
+    def window(
+        self,
+        *,
+        columns: list[str] | None = None,
+        keys: Collection[tuple[int, int]] | None = None,
+        time_ns: Callable[[tuple[int, int]], tuple[int, int]] | None = None,
+        steps: tuple[int, int] | None = None,
+        sites: Array | None = None,
+    ) -> tuple[Columns, Array, Array]:
+        """Read the rows of a window.
+
+        Parameters
+        ----------
+        columns : list of str, optional
+            Stored columns wanted; all by default.
+        keys : collection of (incarnation, rank), optional
+            Those wanted; all by default.
+        time_ns : callable, optional
+            Gives for an (incarnation, rank) the window ``[t0, t1)`` in ns of the rank's own clock; rows that overlap it are read.
+        steps : (int, int), optional
+            First and last step, inclusive.
+        sites : array of bool, optional
+            Mask over site numbers, as from :meth:`Sites.where`.
+
+        Returns
+        -------
+        columns : dict
+            The rows, in the order of ranks and segments.
+        incarnation, rank : array
+            Of each row.
+        """
+        wanted = list(columns or self.spec.columns)
+        need = list(dict.fromkeys([*wanted, *self._needed(time_ns is not None, steps is not None, sites is not None)]))
+        parts = [p for p in self.parts if keys is None or p.key in keys]
+
+        def load(part: _Part) -> Columns:
+            span = None if time_ns is None else time_ns(part.key)
+            groups = None if part.index is None else part.index.overlapping(span, steps)
+            if groups is not None and not groups:
+                return {c: np.empty(0, self.spec.numpy_dtype(c)) for c in wanted}
+            rows = self._read(part, need, groups)
+            keep = self._mask(rows, span, steps, sites)
+            return {c: rows[c] for c in wanted} if keep is None else {c: rows[c][keep] for c in wanted}
+
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            pieces = list(pool.map(load, parts))
+        counts = [len(p[wanted[0]]) for p in pieces]
+        out = {c: np.concatenate([np.empty(0, self.spec.numpy_dtype(c)), *(p[c] for p in pieces)]) for c in wanted}
+        place = np.array([p.key for p in parts], np.int32).reshape(-1, 2)
+        return out, np.repeat(place[:, 0], counts), np.repeat(place[:, 1], counts)
+
+    def _needed(self, time: bool, step: bool, site: bool) -> list[str]:
+        spec = self.spec
+        bounds = [spec.start, "duration_ns" if spec.end == "+duration_ns" else spec.end] if time else []
+        return bounds + (["step"] if step else []) + (["site"] if site else [])
+
+    def _mask(self, rows: Columns, span: tuple[int, int] | None, steps: tuple[int, int] | None, sites: Array | None) -> Array | None:
+        masks = []
+        if span is not None:
+            start, end = self.spec.bounds(rows)
+            masks.append((start < span[1]) & ((end > span[0]) | (start >= span[0])))
+        if steps is not None:
+            masks.append((rows["step"] >= steps[0]) & (rows["step"] <= steps[1]))
+        if sites is not None:
+            masks.append(sites[rows["site"]])
+        return np.logical_and.reduce(masks) if masks else None
+
+    def merged_meta(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """Return the newest metadata of each (incarnation, rank): counters, threads, sign of life."""
+        out: dict[tuple[int, int], dict[str, Any]] = {}
+        for part in self.parts:
+            out.setdefault(part.key, {}).update({k: v for k, v in part.meta.items() if k not in ("sites", "row_groups")})
+        return out
+
+
+def _codes(lookup: Array, site: Array) -> Array:
+    """Map stored site ids to numbers; ids that the segment does not describe become -1."""
+    if not len(lookup):
+        return np.full(len(site), -1, np.int32)
+    known = (site >= 0) & (site < len(lookup))
+    return np.where(known, lookup[np.where(known, site, 0)], np.int32(-1))
+
