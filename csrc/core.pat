@@ -1,0 +1,26 @@
+# Signatures of the plain C functions in recorder_py.cpp, which nanobind's stubgen cannot know.
+_core.Recorder.begin:
+    def begin(self, site: int, /) -> int:
+        """Open a span of ``site`` in this thread; returns its token."""
+
+_core.Recorder.end:
+    def end(self, token: int = 0, bytes: int = -1, group: int = -1, seq: int = -1, peer: int = -1, flags: int = 0) -> None:
+        """Close the span of ``token`` (0: the innermost) and record it."""
+
+_core.Recorder.record:
+    def record(self, site: int, start_ns: int, duration_ns: int, issue_ns: int = -1, cpu_ns: int = -1, bytes: int = -1, seq: int = -1, group: int = -1, peer: int = -1, stream: int = -1, flags: int = 0, depth: int = -1, step: int | None = None, stage: int | None = None, chunk: int | None = None, microbatch: int | None = None) -> None:
+        """Add a finished event that was measured elsewhere."""
+
+_core.Recorder.set_context:
+    def set_context(self, step: int | None = None, stage: int | None = None, chunk: int | None = None, microbatch: int | None = None) -> None:
+        """
+        Set what is stamped on events begun from now on, in every thread; ``None`` keeps the value.
+        """
+
+_core.Span.__enter__:
+    def __enter__(self) -> None:
+        """Open a span."""
+
+_core.Span.__exit__:
+    def __exit__(self, exc_type: object, exc: object, tb: object, /) -> None:
+        """Close it; an exception passes through and sets ``Flag.FAILED``."""
