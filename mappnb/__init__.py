@@ -1,0 +1,39 @@
+"""mappnb: see and explain what a distributed LLM training run does, from a JupyterLab notebook.
+
+``with mappnb.record(run_dir): train()`` records in the job; ``run = mappnb.attach(run_dir)`` opens the run, live or afterwards.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mappnb._lazy import LAZY
+
+if TYPE_CHECKING:
+    from mappnb import analysis as analysis
+    from mappnb import testing as testing
+    from mappnb.capture.marks import span as span
+    from mappnb.capture.marks import step as step
+    from mappnb.capture.session import record as record
+    from mappnb.errors import MappnbError as MappnbError
+    from mappnb.layout import Layout as Layout
+    from mappnb.run import Run as Run
+    from mappnb.run import attach as attach
+
+__version__ = "0.1.0.dev0"
+__all__ = ["attach", "record", "step", "span", "analysis", "testing", "Layout", "MappnbError", "Run", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LAZY:
+        raise AttributeError(f"module 'mappnb' has no attribute {name!r}")
+    module, attribute = LAZY[name]
+    found = importlib.import_module(module)
+    value = getattr(found, attribute) if attribute else found
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -175,19 +175,35 @@ class TableReader:
             out = {**out, "site": _codes(part.lookup, out["site"])}
         return out
 
-    def column(self, name: str) -> Array:
-        """Return one stored column of all rows, in the order of ranks and segments. Unreadable rows are filled."""
+    def _span(self, lo: int, hi: int | None) -> list[tuple[_Part, slice]]:
+        """Parts that hold the rows ``lo`` to ``hi``, each with the slice of its own rows."""
+        hi = self.rows if hi is None else hi
+        out, first = [], 0
+        for part in self.parts:
+            a, b = max(lo - first, 0), min(hi - first, part.rows)
+            if a < b:
+                out.append((part, slice(a, b)))
+            first += part.rows
+        return out
+
+    def column(self, name: str, lo: int = 0, hi: int | None = None) -> Array:
+        """Return one stored column, rows ``lo`` to ``hi``, in the order of ranks and segments. Unreadable rows are filled."""
+
+        def load(item: tuple[_Part, slice]) -> Array:
+            part, rows = item
+            column = self._read(part, [name])[name]
+            if len(column) != part.rows:
+                column = np.full(part.rows, "" if column.dtype == object else 0, column.dtype)
+            return column[rows]
+
         with ThreadPoolExecutor(_WORKERS) as pool:
-            pieces = list(pool.map(lambda p: self._read(p, [name])[name], self.parts))
-        pieces = [
-            x if len(x) == p.rows else np.full(p.rows, "" if x.dtype == object else 0, x.dtype)
-            for p, x in zip(self.parts, pieces, strict=True)
-        ]
+            pieces = list(pool.map(load, self._span(lo, hi)))
         return np.concatenate([np.empty(0, self.spec.numpy_dtype(name)), *pieces])
 
-    def per_part(self, value: Callable[[tuple[int, int]], int], dtype: Any) -> Array:
-        """Return, for every row, what ``value`` says of its (incarnation, rank)."""
-        return np.repeat(np.array([value(p.key) for p in self.parts], dtype), [p.rows for p in self.parts])
+    def per_part(self, value: Callable[[tuple[int, int]], int], dtype: Any, lo: int = 0, hi: int | None = None) -> Array:
+        """Return, for the rows ``lo`` to ``hi``, what ``value`` says of their (incarnation, rank)."""
+        spans = self._span(lo, hi)
+        return np.repeat(np.array([value(p.key) for p, _ in spans], dtype), [s.stop - s.start for _, s in spans])
 
     def window(
         self,

@@ -1,0 +1,18 @@
+"""Where the public names live. Nothing is imported before it is used: ``import mappnb`` is cheap, and torch-free."""
+
+from __future__ import annotations
+
+__all__ = ["LAZY"]
+
+LAZY: dict[str, tuple[str, str]] = {
+    "attach": ("mappnb.run", "attach"),
+    "Run": ("mappnb.run", "Run"),
+    "record": ("mappnb.capture.session", "record"),
+    "step": ("mappnb.capture.marks", "step"),
+    "span": ("mappnb.capture.marks", "span"),
+    "Layout": ("mappnb.layout", "Layout"),
+    "MappnbError": ("mappnb.errors", "MappnbError"),
+    "analysis": ("mappnb.analysis", ""),
+    "testing": ("mappnb.testing", ""),
+}
+"""Public name -> (module, attribute); an empty attribute stands for the module itself."""

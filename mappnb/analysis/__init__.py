@@ -1,0 +1,10 @@
+"""Numbers about events, recorded, imported or simulated: dataset in, labelled data out. Views are elsewhere."""
+
+from __future__ import annotations
+
+from mappnb.analysis.breakdown import breakdown
+from mappnb.analysis.bubbles import bubble_fraction, bubble_seconds
+from mappnb.analysis.matching import match
+from mappnb.analysis.stepstats import op_statistics, step_statistics
+
+__all__ = ["breakdown", "bubble_fraction", "bubble_seconds", "match", "op_statistics", "step_statistics"]

@@ -1,0 +1,73 @@
+"""How a run shows itself: a stable line of text, and a small escaped HTML table."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mappnb.run import Run
+
+__all__ = ["bytes_text", "run_html", "run_text", "table_html"]
+
+
+def bytes_text(size: float) -> str:
+    """Return a size in words: ``"3.2 MB"``."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(size) < 1000 or unit == "TB":
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return ""
+
+
+def run_text(run: Run) -> str:
+    """Return the stable text of a run: no address, path or time in it."""
+    meta = run.meta
+    notes = "".join(
+        f", {text}"
+        for text, there in (
+            (f"{len(meta['degraded'])} ranks degraded", meta["degraded"]),
+            (f"{len(meta['missing_ranks'])} ranks missing", meta["missing_ranks"]),
+            (f"{len(meta['problems'])} files unreadable", meta["problems"]),
+        )
+        if there
+    )
+    return f"Run({meta['world_size']} ranks, {run.layout}, {len(run.incarnations)} incarnations{notes})"
+
+
+def table_html(rows: list[tuple[str, Any]], *, caption: str) -> str:
+    """Return a two-column table; every text is escaped."""
+    body = "".join(
+        f"<tr><th style='text-align:left;font-weight:600;padding:1px 12px 1px 0'>{html.escape(str(k))}</th>"
+        f"<td style='text-align:left'>{html.escape(str(v))}</td></tr>"
+        for k, v in rows
+    )
+    return f"<table class='mappnb-run'><caption style='text-align:left;font-weight:600'>{html.escape(caption)}</caption>{body}</table>"
+
+
+def _listed(items: list[str], most: int = 4) -> str:
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
+
+
+def run_html(run: Run) -> str:
+    """Return the run as a table: layout, steps, size, state, and what is missing or was lost."""
+    meta = run.meta
+    steps = run.steps
+    versions = ", ".join(f"{k} {v}" for k, v in meta["versions"].items())
+    rows: list[tuple[str, Any]] = [
+        ("folder", run.path),
+        ("state", meta["state"]),
+        ("layout", f"{run.layout} ({meta['world_size']} ranks on {_listed(meta['hosts'])})"),
+        ("steps", f"{steps.sizes['step']} ({int(steps.step[0])} to {int(steps.step[-1])})" if steps.sizes["step"] else "none yet"),
+        ("created", f"{meta['created']:%Y-%m-%d %H:%M:%S} UTC, {len(run.incarnations)} incarnation(s)"),
+        ("size", bytes_text(run.store.size_bytes())),
+        ("plan", meta["plan"]),
+        ("versions", versions),
+    ]
+    rows += [(f"rank {r} degraded", why) for r, why in list(meta["degraded"].items())[:8]]
+    if meta["missing_ranks"]:
+        rows.append(("missing ranks", _listed([str(r) for r in meta["missing_ranks"]], 16)))
+    if meta["dropped"]:
+        rows.append(("events dropped", f"{meta['dropped']} (recorder under pressure; the oldest were given up)"))
+    rows += [(f"skipped {k}", v) for k, v in list(meta["problems"].items())[:8]]
+    return table_html(rows, caption="mappnb run")
