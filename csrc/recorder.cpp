@@ -147,7 +147,7 @@ void Recorder::end(int64_t token, const EndValues& values) {
   const auto position = static_cast<uint32_t>(token & 0xFF);
   const auto wanted = static_cast<uint64_t>(token);
   const bool known = position < top && s->stack[position].token.load(std::memory_order_relaxed) == wanted;
-  end_at(*s, known ? position : -1, values, now);
+  end_at(*s, known ? static_cast<int64_t>(position) : -1, values, now);
 }
 
 void Recorder::exit(uint64_t owner, uint16_t flags) {

@@ -44,6 +44,11 @@ struct Arguments {
   const char* names[N];
   int num_required;
   int num_optional;
+  PyObject* interned[N] = {};  // keywords are interned nearly always: then comparing addresses is enough
+
+  void intern() {
+    for (int i = 0; i < N; ++i) interned[i] = PyUnicode_InternFromString(names[i]);
+  }
 
   bool parse(PyObject* const* args, Py_ssize_t num_args, PyObject* keywords, int64_t* out, uint32_t* given) const {
     if (num_args > N) {
@@ -73,13 +78,18 @@ struct Arguments {
   }
 
   int find(PyObject* keyword, uint32_t given) const {
-    for (int i = 0; i < N; ++i) {
-      if (PyUnicode_CompareWithASCIIString(keyword, names[i]) != 0) continue;
-      if ((given >> i & 1) == 0) return i;
-      PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", function, keyword);
+    int index = 0;
+    while (index < N && interned[index] != keyword) ++index;
+    if (index == N) {
+      index = 0;
+      while (index < N && PyUnicode_CompareWithASCIIString(keyword, names[index]) != 0) ++index;
+    }
+    if (index == N) {
+      PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function, keyword);
       return -1;
     }
-    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", function, keyword);
+    if ((given >> index & 1) == 0) return index;
+    PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%U'", function, keyword);
     return -1;
   }
 };
@@ -97,28 +107,29 @@ PyObject* recorder_begin(PyObject* self, PyObject* site) {
   return PyLong_FromLongLong(recorder_of(self).begin(saturate<int32_t>(id)));
 }
 
-constexpr Arguments<6> kEnd = {"end", {"token", "bytes", "group", "seq", "peer", "flags"}, 0, 0};
+Arguments<6> end_arguments = {"end", {"token", "bytes", "group", "seq", "peer", "flags"}, 0, 0};
 
 PyObject* recorder_end(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
   int64_t v[6] = {0, -1, -1, -1, -1, 0};
   uint32_t given;
-  if ((num_args > 0 || keywords != nullptr) && !kEnd.parse(args, num_args, keywords, v, &given)) return nullptr;
+  if ((num_args > 0 || keywords != nullptr) && !end_arguments.parse(args, num_args, keywords, v, &given))
+    return nullptr;
   recorder_of(self).end(v[0], {v[1], v[3], v[2], saturate<int32_t>(v[4]), to_flags(v[5])});
   return none();
 }
 
-constexpr Arguments<16> kRecord = {"record",
-                                   {"site", "start_ns", "duration_ns", "issue_ns", "cpu_ns", "bytes", "seq", "group",
-                                    "peer", "stream", "flags", "depth", "step", "stage", "chunk", "microbatch"},
-                                   3,
-                                   4};
+Arguments<16> record_arguments = {"record",
+                                  {"site", "start_ns", "duration_ns", "issue_ns", "cpu_ns", "bytes", "seq", "group",
+                                   "peer", "stream", "flags", "depth", "step", "stage", "chunk", "microbatch"},
+                                  3,
+                                  4};
 
 PyObject* recorder_record(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
   Recorder& recorder = recorder_of(self);
   const mappnb::Context now = recorder.context();
   int64_t v[16] = {0, 0, 0, -1, -1, -1, -1, -1, -1, -1, 0, -1, now.step, now.stage, now.chunk, now.microbatch};
   uint32_t given;
-  if (!kRecord.parse(args, num_args, keywords, v, &given)) return nullptr;
+  if (!record_arguments.parse(args, num_args, keywords, v, &given)) return nullptr;
   const mappnb::Record event = {v[1],
                                 v[2],
                                 v[3],
@@ -140,14 +151,14 @@ PyObject* recorder_record(PyObject* self, PyObject* const* args, Py_ssize_t num_
   return none();
 }
 
-constexpr Arguments<4> kContext = {"set_context", {"step", "stage", "chunk", "microbatch"}, 0, 4};
+Arguments<4> context_arguments = {"set_context", {"step", "stage", "chunk", "microbatch"}, 0, 4};
 
 PyObject* recorder_set_context(PyObject* self, PyObject* const* args, Py_ssize_t num_args, PyObject* keywords) {
   Recorder& recorder = recorder_of(self);
   const mappnb::Context now = recorder.context();
   int64_t v[4] = {now.step, now.stage, now.chunk, now.microbatch};
   uint32_t given;
-  if (!kContext.parse(args, num_args, keywords, v, &given)) return nullptr;
+  if (!context_arguments.parse(args, num_args, keywords, v, &given)) return nullptr;
   recorder.set_context(
       {saturate<int32_t>(v[0]), saturate<int16_t>(v[1]), saturate<int16_t>(v[2]), saturate<int32_t>(v[3])});
   return none();
@@ -331,6 +342,9 @@ void define_readers(nb::class_<Recorder>& type) {
 void register_recorder(nb::module_& m) {
   m.def("record_dtype", &record_dtype, nb::sig("def record_dtype() -> numpy.dtype[numpy.void]"),
         "Layout of a record, as compiled.");
+  end_arguments.intern();
+  record_arguments.intern();
+  context_arguments.intern();
   register_span(m);
   auto type = nb::class_<Recorder>(m, "Recorder", "Native core of ``mappnb.capture.recorder.Recorder``.");
   add_methods(type, recorder_methods);
