@@ -29,6 +29,8 @@ def __getattr__(name: str) -> Any:
     if name not in LAZY:
         raise AttributeError(f"module 'mappnb' has no attribute {name!r}")
     module, attribute = LAZY[name]
+    if name in ("attach", "Run", "analysis"):
+        importlib.import_module("mappnb.accessor")  # makes ds.mapp known to xarray
     found = importlib.import_module(module)
     value = getattr(found, attribute) if attribute else found
     globals()[name] = value

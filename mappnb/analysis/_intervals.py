@@ -62,10 +62,11 @@ def innermost_segments(lane: Array, start: Array, end: Array) -> tuple[Array, Ar
     span, start, end : arrays, shape (segment,)
         Index of the innermost span, and the bounds of the segment. Segments of a lane do not overlap.
     """
-    if not len(lane):
+    lasting = np.flatnonzero(end > start)  # an instant takes no time
+    order = lasting[np.lexsort((-end[lasting], start[lasting], lane[lasting]))]  # parents before children
+    if not len(order):
         none = np.empty(0, np.int64)
         return none, none, none
-    order = np.lexsort((-end, start, lane))  # parents before children
     lane, start, end = lane[order], start[order], end[order]
     parent, end = _nest(lane, start, end)
     n = len(lane)

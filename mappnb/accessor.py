@@ -1,0 +1,41 @@
+"""``ds.mapp``: the verbs of mappnb.analysis on an events dataset. Only forwards; nothing is computed or kept here."""
+
+from __future__ import annotations
+
+import pandas as pd
+import xarray as xr
+
+from mappnb import analysis
+from mappnb.datasets import layout_of
+from mappnb.layout import Layout
+
+__all__ = ["MappAccessor"]
+
+
+@xr.register_dataset_accessor("mapp")
+class MappAccessor:
+    """mappnb verbs on an events dataset: ``ds.mapp.breakdown()``."""
+
+    def __init__(self, ds: xr.Dataset) -> None:
+        self._ds = ds
+
+    @property
+    def layout(self) -> Layout:
+        """Parallel layout that the dataset carries."""
+        return layout_of(self._ds)
+
+    def breakdown(self, *, step: int | slice | None = None) -> xr.Dataset:
+        """See :func:`mappnb.analysis.breakdown`."""
+        return analysis.breakdown(self._ds, step=step)
+
+    def bubble_fraction(self, *, step: int | slice | None = None) -> xr.DataArray:
+        """See :func:`mappnb.analysis.bubble_fraction`."""
+        return analysis.bubble_fraction(self._ds, step=step)
+
+    def match(self, *, step: int | slice | None = None) -> xr.Dataset:
+        """See :func:`mappnb.analysis.match`."""
+        return analysis.match(self._ds, step=step)
+
+    def op_statistics(self, *, step: int | slice | None = None) -> pd.DataFrame:
+        """See :func:`mappnb.analysis.op_statistics`."""
+        return analysis.op_statistics(self._ds, step=step)

@@ -1,0 +1,119 @@
+"""The command ``mappnb``: demo, exec, info, check, report, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from mappnb.errors import MappnbError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0 fine, 1 something is wrong with the run, 2 wrong usage."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except MappnbError as err:
+        print(f"mappnb: {err}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mappnb", description="See and explain what a distributed training run does.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        return sub
+
+    info = command("info", _info, "Show what a run directory holds.")
+    info.add_argument("run_dir")
+    check = command("check", _check, "Read every file of a run and report what is missing, damaged or inconsistent.")
+    check.add_argument("run_dir")
+    doctor = command("doctor", _doctor, "Show versions, the native core, GPU and notebook front end, and cures.")
+    doctor.add_argument("run_dir", nargs="?", help="also see whether this folder can be written")
+    execute = command("exec", _exec, "Record a Python program without a change to its code: mappnb exec -- python train.py")
+    execute.add_argument("--run-dir", help="folder of the run; also $MAPPNB_RUN_DIR (default: mappnb-run-<date>)")
+    execute.add_argument("--plan", default="default", help="base or default")
+    execute.add_argument("--resume", action="store_true", help="add an incarnation to a run that another job wrote")
+    execute.add_argument("program", nargs=argparse.REMAINDER, help="-- python train.py ..., or -- torchrun ... train.py")
+    report = command("report", _report, "Write a self-contained HTML report of a run.")
+    report.add_argument("run_dir")
+    report.add_argument("-o", "--output", help="HTML file (default: RUN_DIR/report.html)")
+    demo = command("demo", _demo, "Train a small Megatron-core GPT on several processes, record it, attach and report.")
+    _demo_options(demo)
+    return parser
+
+
+def _demo_options(demo: argparse.ArgumentParser) -> None:
+    for name, default, text in (
+        ("tp", 1, "tensor-parallel size"),
+        ("pp", 2, "pipeline-parallel size"),
+        ("dp", 2, "data-parallel size"),
+        ("vpp", 1, "model chunks per pipeline rank (interleaved schedule)"),
+        ("steps", 20, "training steps"),
+    ):
+        demo.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
+    demo.add_argument("--sequence-parallel", action="store_true", help="shard the sequence over the tensor ranks")
+    demo.add_argument("--slow-rank", type=int, default=-1, help="rank to slow down")
+    demo.add_argument("--slow-ms", type=float, default=0.0, help="extra work per forward of that rank, in ms")
+    demo.add_argument("--slow-link", default="", metavar="SRC,DST,MS", help="delay of every transfer from SRC to DST, in ms")
+    demo.add_argument("--plan", default="default", help="base or default")
+    demo.add_argument("--run-dir", default="demo-run", help="folder of the run (default demo-run)")
+    demo.add_argument("--replace", action="store_true", help="remove an earlier demo run in that folder first")
+
+
+def _info(args: argparse.Namespace) -> int:
+    from mappnb.inspection import info_text
+
+    print(info_text(args.run_dir))
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from mappnb.inspection import check_run
+
+    findings = check_run(args.run_dir)
+    for finding in findings:
+        print(finding)
+    print("no problem found" if not findings else f"{len(findings)} finding(s)")
+    return 1 if findings else 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from mappnb.doctor import doctor
+
+    findings = doctor(args.run_dir)
+    for f in findings:
+        print(f"{f.level:5}{f.topic:16}{f.found}" + (f"\n{'':21}cure: {f.cure}" if f.cure else ""))
+    return 1 if any(f.level == "bad" for f in findings) else 0
+
+
+def _exec(args: argparse.Namespace) -> int:
+    from mappnb.capture.execute import execute
+
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    return execute(program, run_dir=args.run_dir, plan=args.plan, resume=args.resume)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from mappnb.report import write_report
+
+    print(write_report(args.run_dir, args.output))
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from mappnb.demo import demo
+
+    return demo(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
