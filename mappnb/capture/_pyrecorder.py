@@ -146,7 +146,7 @@ class PyRecorder:
         else:
             self._end_at(state, self._position(state, token), values, flags)
 
-    def record(
+    def record(  # noqa: PLR0917 - the fields of a record
         self,
         site: int,
         start_ns: int,
@@ -240,7 +240,7 @@ class PyRecorder:
         return list(self._names)
 
     def counters(self) -> dict[str, int]:
-        """``recorded``, ``dropped``, ``mismatched``, ``too_deep`` and ``threads`` since the start."""
+        """Count ``recorded``, ``dropped``, ``mismatched``, ``too_deep`` and ``threads`` since the start."""
         with self._drain_lock, self._registry_lock:
             return {
                 "recorded": self._retired_recorded + sum(state.recorded for state in self._states),

@@ -81,7 +81,7 @@ class EndCall(Protocol):
 class RecordCall(Protocol):
     """Type of :attr:`Recorder.record`."""
 
-    def __call__(
+    def __call__(  # noqa: PLR0917 - the fields of a record
         self,
         site: int,
         start_ns: int,
@@ -164,7 +164,7 @@ class RecorderCore(Protocol):
         ...
 
     def counters(self) -> dict[str, int]:
-        """``recorded``, ``dropped``, ``mismatched``, ``too_deep`` and ``threads``."""
+        """Count ``recorded``, ``dropped``, ``mismatched``, ``too_deep`` and ``threads``."""
         ...
 
     def before_fork(self) -> None:

@@ -183,7 +183,7 @@ class Recorder:
         return self._core.threads()
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start: what was recorded, and every way in which something was not.
+        """Count since the start what was recorded, and every way in which something was not.
 
         Returns
         -------

@@ -1,7 +1,7 @@
 """Cost of recording: run ``python tests/bench/bench_recorder.py`` (or with pytest, which checks the targets).
 
-Nanoseconds of thread CPU time per span, median of batches, the cost of the loop removed; ``record_function`` is measured
-in the same process, alternating with ours, so that a slow machine slows both.
+Nanoseconds of thread CPU time per span, median of batches, the cost of the loop removed; ``record_function`` is
+measured in the same process, alternating with ours, so that a slow machine slows both.
 """
 
 from __future__ import annotations
