@@ -144,7 +144,7 @@ def test_device_times_come_back_within_their_uncertainty(device, clock, drift) -
         assert time_.duration_ns == pytest.approx(end_ns - start_ns, abs=1_500)
         assert time_.issue_ns <= time_.start_ns + time_.uncertainty_ns
         assert time_.stream == time_.payload % 2
-        assert 0 < time_.uncertainty_ns < 40_000
+        assert 0 < time_.uncertainty_ns < (10_000 if time_.payload > 50 else 400_000)  # one anchor: unknown drift
         assert not time_.captured
 
 
@@ -201,14 +201,14 @@ def test_anchors_are_renewed_and_old_ones_bridge_a_pause(device, clock) -> None:
 
 def test_busy_side_stream_widens_no_bracket_and_blocks_nothing(device, clock) -> None:
     device.streams[2].free_ns = device.host_ns + 1e9  # one hardware queue, full of work
-    timed(clock, device, "early", work_ns=1e6)
+    start_ns, _ = timed(clock, device, "early", work_ns=1e6)
     before_ns = device.host_ns
     assert clock.resolve() == []
     assert device.host_ns - before_ns < 5e6
     device.host_ns += 2e9
     (found,) = clock.resolve()
     assert found.payload == "early"
-    assert found.uncertainty_ns < 40_000
+    assert abs(found.start_ns - start_ns) <= found.uncertainty_ns < 500_000
 
 
 def test_capture_records_no_event_and_marks_the_span(device, clock) -> None:
