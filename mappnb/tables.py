@@ -160,13 +160,23 @@ class TableReader:
         place = segment.path.removeprefix(self.store.root).lstrip("/")
         self.store.problems[place] = f"unreadable ({type(err).__name__}: {str(err)[:120]}); skipped"
 
-    def _read(self, part: _Part, columns: list[str], row_groups: list[int] | None = None) -> Columns:
+    def _read(
+        self,
+        part: _Part,
+        columns: list[str],
+        row_groups: list[int] | None = None,
+        keep: Callable[[Columns], Array | None] | None = None,
+    ) -> Columns:
         """Columns of one part; with "site" already in the numbers of ``self.sites``."""
-        if part.columns is not None:
-            out = {c: part.columns[c] for c in columns}
+        if part.index is None:
+            assert part.columns is not None
+            rows = {c: part.columns[c] for c in columns}
+            mask = keep(rows) if keep is not None else None
+            out = rows if mask is None else {c: v[mask] for c, v in rows.items()}
         else:
             try:
-                out = read_closed(self.store.open(part.segment), self.spec, columns=columns, row_groups=row_groups)
+                source = part.index.file or self.store.open(part.segment)
+                out = read_closed(source, self.spec, index=part.index, columns=columns, row_groups=row_groups, keep=keep)
             except Exception as err:  # noqa: BLE001 (as above)
                 self._problem(part.segment, err)
                 warnings.warn(f"{part.segment.path}: {err}; its rows are left out", stacklevel=3)
@@ -245,9 +255,8 @@ class TableReader:
             groups = None if part.index is None else part.index.overlapping(span, steps)
             if groups is not None and not groups:
                 return {c: np.empty(0, self.spec.numpy_dtype(c)) for c in wanted}
-            rows = self._read(part, need, groups)
-            keep = self._mask(rows, span, steps, sites)
-            return {c: rows[c] for c in wanted} if keep is None else {c: rows[c][keep] for c in wanted}
+            rows = self._read(part, need, groups, lambda found: self._mask(part, found, span, steps, sites))
+            return {c: rows[c] for c in wanted}
 
         with ThreadPoolExecutor(_WORKERS) as pool:
             pieces = list(pool.map(load, parts))
@@ -261,7 +270,9 @@ class TableReader:
         bounds = [spec.start, "duration_ns" if spec.end == "+duration_ns" else spec.end] if time else []
         return bounds + (["step"] if step else []) + (["site"] if site else [])
 
-    def _mask(self, rows: Columns, span: tuple[int, int] | None, steps: tuple[int, int] | None, sites: Array | None) -> Array | None:
+    def _mask(
+        self, part: _Part, rows: Columns, span: tuple[int, int] | None, steps: tuple[int, int] | None, sites: Array | None
+    ) -> Array | None:
         masks = []
         if span is not None:
             start, end = self.spec.bounds(rows)
@@ -269,7 +280,7 @@ class TableReader:
         if steps is not None:
             masks.append((rows["step"] >= steps[0]) & (rows["step"] <= steps[1]))
         if sites is not None:
-            masks.append(sites[rows["site"]])
+            masks.append(sites[_codes(part.lookup, rows["site"])])
         return np.logical_and.reduce(masks) if masks else None
 
     def merged_meta(self) -> dict[tuple[int, int], dict[str, Any]]:

@@ -133,6 +133,7 @@ class Session:
         self.steps = StepTable()
         self.state = RankState(facts)
         self._place, self._segment_rows = place, segment_rows
+        self.wait_for_events = False
         self._probes = build_probes(plan) if probes is None else probes
         self._telemetry = Telemetry() if plan.telemetry_s else None
         self._writer = WriterThread(self._tick, self.fail, interval_s=flush_s)
@@ -244,7 +245,9 @@ class Session:
         place = self._place or launchinfo.rank_of()
         waited_s = (self.recorder.now_ns() - self._started_ns) / 1e9
         if place is None:
-            if waited_s < JOIN_PATIENCE_S and self._running:
+            if self._running and (waited_s < JOIN_PATIENCE_S or (self.wait_for_events and not self.recorder.stats()["recorded"])):
+                return False
+            if self.wait_for_events and not self.recorder.stats()["recorded"]:  # it has not trained: leave no trace
                 return False
             place = (0, 1)
         self._join(*place)
@@ -252,6 +255,7 @@ class Session:
 
     def _join(self, rank: int, world_size: int) -> None:
         self.state.set(rank=rank, world_size=world_size)
+        os.environ.setdefault("MAPPNB_EXEC_OWNER", str(os.getpid()))  # helper processes of this one do not record
         launch = launchinfo.launch_of()
         run = RunWriter.join(self.run_dir, rank=rank, world_size=world_size, launch=launch, resume=self.resume)
         self.state.set(
@@ -311,8 +315,8 @@ class Session:
         degraded = bool(self.state.content.get("degraded"))
         try:
             if not degraded:
-                self._try_join()
-                assert self._run is not None and self._sink is not None  # noqa: PT018
+                if not self._try_join() or self._run is None or self._sink is None:
+                    return
                 self._deferred = [fn for fn in self._deferred if not fn()]
                 self._sink.finish()
                 self._write_tables(everything=True)
