@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from mappnb.capture._operations import Operation, Operations
 from mappnb.capture._collective_calls import first_tensor, num_bytes
+from mappnb.capture._operations import Operation, Operations
 from mappnb.capture._patches import Patches
 from mappnb.terms import Flag, Op
 
@@ -46,7 +46,7 @@ class _Hook:
         return group.allreduce([buffer]).get_future().then(_first)
 
     def _divisor(self, group: Any) -> float:
-        """Number of ranks to average over: fewer than the group's under ``Join(divide_by_initial_world_size=False)``."""
+        """Ranks to average over: fewer than the group's under ``Join(divide_by_initial_world_size=False)``."""
         if self.join_work is None:
             return int(group.size())
         self.join_work.wait()
@@ -94,7 +94,7 @@ class DdpHooks:
                 try:
                     self._seen.add(model)
                     self._register(model)
-                except Exception as err:
+                except Exception as err:  # noqa: BLE001
                     self._operations.session.fail("DistributedDataParallel", err)
             return original(model, *args, **kwargs)
 
@@ -137,11 +137,11 @@ class DdpHooks:
         def register_comm_hook(model: Any, state: object, hook: Function) -> None:
             ours = self._hooks.get(model)
             if ours is None or ours.user is not None:
-                return original(model, state, hook)
+                original(model, state, hook)
+                return
             model._check_comm_hook(hook)
             model._comm_hooks.append((hook, state))
             ours.user = (state, hook)
-            return None
 
         return register_comm_hook
 
@@ -163,7 +163,7 @@ class DdpHooks:
             if operations.recorder.enabled and not operations.busy.now:
                 try:
                     operation = self._broadcast(group, tensors, args, kwargs)
-                except Exception as err:
+                except Exception as err:  # noqa: BLE001
                     operations.session.fail("DistributedDataParallel", err)
             flags = int(Flag.FAILED)
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -43,15 +44,11 @@ def watch_functional(operations: Operations, patches: Patches, module: ModuleTyp
     Those that call one another count once. The operation ends when ``wait_tensor`` is called on its result.
     """
     for name, (op, gathered) in _FUNCTIONS.items():
-        patches.wrap(
-            module,
-            name,
-            lambda original, op=op, gathered=gathered: _functional(operations, module, original, op, gathered=gathered),
-        )
-    patches.wrap(module, "wait_tensor", lambda original: _wait_tensor(operations, original))
+        patches.wrap(module, name, partial(_functional, operations, module, op, gathered))
+    patches.wrap(module, "wait_tensor", partial(_wait_tensor, operations))
 
 
-def _functional(operations: Operations, module: ModuleType, original: Function, op: str, *, gathered: bool) -> Function:
+def _functional(operations: Operations, module: ModuleType, op: str, gathered: bool, original: Function) -> Function:
     import torch
 
     compiling = getattr(torch.compiler, "is_compiling", bool)
@@ -64,7 +61,7 @@ def _functional(operations: Operations, module: ModuleType, original: Function, 
         try:
             bound = signature.bind(*args, **kwargs).arguments
             operation = _make(operations, module, op, bound, gathered=gathered)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("functional collectives", err)
             return original(*args, **kwargs)
         if operation is None:
@@ -79,7 +76,7 @@ def _functional(operations: Operations, module: ModuleType, original: Function, 
             busy.now = False
         try:
             _issued(operations, operation, result)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("functional collectives", err)
         return result
 
@@ -99,7 +96,7 @@ def _make(
 
 
 def _group(operations: Operations, module: ModuleType, bound: dict[str, Any]) -> Group | None:
-    """The group that an argument in any of torch's spellings means; None if it cannot be told."""
+    """Return the group that an argument in any of torch's spellings means; None if it cannot be told."""
     group, tag = bound["group"], bound.get("tag", "")
     if isinstance(group, str):
         return operations.groups.named(group)
@@ -140,7 +137,7 @@ def _wait_tensor(operations: Operations, original: Function) -> Function:
         flags = int(Flag.FAILED)
         try:
             pending = operations.take(_key(tensor), None)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("functional collectives", err)
             return original(tensor)
         start_ns = recorder.now_ns()
@@ -152,7 +149,7 @@ def _wait_tensor(operations: Operations, original: Function) -> Function:
             try:
                 if pending is not None:
                     operations.waited(pending, start_ns, None, flags)
-            except Exception as err:
+            except Exception as err:  # noqa: BLE001
                 operations.session.fail("functional collectives", err)
 
     return wait_tensor

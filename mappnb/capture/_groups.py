@@ -124,7 +124,7 @@ class Groups:
                 self._add(pg, tuple(r for r, _ in by_rank), str(backend), str(world.pg_names.get(pg, "")))
 
     def watch(self, patches: Patches) -> None:
-        """Number groups whenever one is about to be created or destroyed."""
+        """Have groups numbered whenever one is about to be created or destroyed."""
         c10d, dist = loaded("torch.distributed.distributed_c10d"), loaded("torch.distributed")
 
         def make(original: Any) -> Any:
@@ -148,7 +148,7 @@ class Groups:
             return
         try:
             self.number()
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             self._session.fail("process groups", err)
 
     def _add(self, pg: Any, ranks: tuple[int, ...], backend: str, name: str) -> None:
@@ -161,7 +161,7 @@ class Groups:
         self._session.add_group(group.id, ranks=list(ranks), backend=backend, desc=desc, name=name, ordinal=ordinal)
 
     def _unregistered(self, pg: Any) -> Group:
-        """A group made behind torch.distributed's back: its members are known by their group ranks only."""
+        """Make do with a group that torch.distributed does not know: its members are known by group rank only."""
         group = Group(pg, group_id((-1, pg.size()), type(pg).__name__, 0), tuple(range(pg.size())))
         self._by_id[id(pg)] = group
         return group

@@ -36,7 +36,7 @@ def layout_of(parallel_state: Any, num_chunks: int) -> tuple[Layout, dict[str, i
     """Return the layout and this rank's coordinates, from ``megatron.core.parallel_state``; None before its start."""
     if not parallel_state.model_parallel_is_initialized():
         return None
-    sizes = {
+    sizes: dict[str, Any] = {
         "tp": _call(parallel_state, "get_tensor_model_parallel_world_size", 1),
         "cp": _call(parallel_state, "get_context_parallel_world_size", 1),
         "ep": _call(parallel_state, "get_expert_model_parallel_world_size", 1),
@@ -63,8 +63,8 @@ def _call(parallel_state: Any, name: str, default: int) -> int:
     return default if value is None else int(value)
 
 
-def _order(parallel_state: Any, sizes: dict[str, int]) -> str:
-    """The order of the axes: the first, in Megatron's order of preference, that gives this rank's groups."""
+def _order(parallel_state: Any, sizes: dict[str, Any]) -> str:
+    """Find the order of the axes: the first, in Megatron's order of preference, that gives this rank's groups."""
     import torch.distributed as dist
 
     groups: dict[str, Sequence[int]] = {}

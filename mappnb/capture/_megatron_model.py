@@ -40,7 +40,7 @@ class MegatronModels:
         self._training = False
 
     def enter(self, model: Any, place: Place, *, training: bool) -> None:
-        """A forward step of ``model`` begins; hooks it the first time."""
+        """Begin a forward step of ``model``; hook it the first time."""
         self._place, self._tokens, self._training = place, -1, training
         if model not in self._seen:
             self._seen.add(model)
@@ -50,16 +50,16 @@ class MegatronModels:
             self._spans.forget()
 
     def leave(self, *, default_tokens: int) -> int:
-        """The forward step is over; returns its tokens: as seen by the model, or ``default_tokens``."""
+        """End the forward step; return its tokens: as seen by the model, or ``default_tokens``."""
         tokens = self._tokens if self._tokens >= 0 else default_tokens
         self._tokens = -1
-        stage, chunk, microbatch = self._place
+        _, chunk, microbatch = self._place
         if self._session.plan.metrics and self._training and chunk == 0 and tokens > 0:
             self._session.metric("tokens", tokens, microbatch=microbatch, chunk=chunk)
         return tokens
 
     def leave_backward(self) -> None:
-        """A backward step is over."""
+        """End a backward step."""
         if self._spans is not None:
             self._spans.end_tails()
             self._spans.forget()
@@ -147,7 +147,7 @@ class MegatronModels:
             if recorder.enabled and session.plan.metrics and self._training and graph_task() == -1:
                 try:
                     self._count_experts(router, result)
-                except Exception as err:
+                except Exception as err:  # noqa: BLE001
                     session.fail("router", err)
             return result
 

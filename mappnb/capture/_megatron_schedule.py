@@ -36,9 +36,9 @@ class ScheduleHooks:
 
     Notes
     -----
-    The schedules look ``forward_step`` and ``backward_step`` up in their module at each call, so these are seen even in a
-    schedule function that the program took out of the module before recording began; only the evaluation span needs
-    the schedule function itself.
+    The schedules look ``forward_step`` and ``backward_step`` up in their module at each call, so these are seen even
+    in a schedule function that the program took out of the module before recording began; only the evaluation span
+    and the span of ``finalize_model_grads_func`` need the schedule function itself.
     """
 
     def __init__(self, session: SessionLike) -> None:
@@ -85,7 +85,7 @@ class ScheduleHooks:
             token, undo = 0, _nothing
             try:
                 token, undo = self._begin_schedule(kwargs)
-            except Exception as err:
+            except Exception as err:  # noqa: BLE001
                 self.session.fail("schedule", err)
             flags = int(Flag.FAILED)
             try:
@@ -131,6 +131,9 @@ class ScheduleHooks:
         self.sums.token_shards = self._layout.cp
         if found is not None:
             self.session.set_layout(self._layout, coords)
+            import torch.distributed as dist
+
+            self.session.set_rank(dist.get_rank(), dist.get_world_size())
         config = _config_of(chunks[0])
         if config is not None:
             self.session.set_model(**model_facts(chunks, config, seq_length))
@@ -173,7 +176,7 @@ class ScheduleHooks:
                 if self.session.plan.data:
                     args, kwargs = self._time_data(args, kwargs)
                 token = recorder.begin(self._forward)
-            except Exception as err:
+            except Exception as err:  # noqa: BLE001
                 self.session.fail("forward_step", err)
             flags = int(Flag.FAILED)
             try:
@@ -185,7 +188,7 @@ class ScheduleHooks:
             if place is not None and recorder.enabled:
                 try:
                     self._leave_forward(place, result, store, num_stored)
-                except Exception as err:
+                except Exception as err:  # noqa: BLE001
                     self.session.fail("forward_step", err)
             return result
 
@@ -252,7 +255,7 @@ class ScheduleHooks:
                 recorder.set_context(None, *place)
                 self._grad_seen = True
                 token = recorder.begin(self._backward)
-            except Exception as err:
+            except Exception as err:  # noqa: BLE001
                 self.session.fail("backward_step", err)
             flags = int(Flag.FAILED)
             try:
@@ -270,7 +273,7 @@ class ScheduleHooks:
             self.models.leave_backward()
             self.recorder.end(token, flags=flags)
             self.recorder.set_context(None, -1, -1, -1)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             self.session.fail("backward_step", err)
 
 
@@ -281,7 +284,7 @@ def _nothing() -> None:
 def _grad_enabled() -> bool:
     import torch
 
-    return torch.is_grad_enabled()
+    return bool(torch.is_grad_enabled())
 
 
 def _config_of(model: Any) -> Any:

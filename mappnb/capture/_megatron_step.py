@@ -69,7 +69,7 @@ class StepSums:
         A dictionary counts by its first value; two numbers are a sum and its number of tokens, as Megatron-core's own
         loss functions report since 0.9.
         """
-        value = next(iter(reduced.values()), None) if isinstance(reduced, dict) else reduced
+        value: Any = next(iter(reduced.values()), None) if isinstance(reduced, dict) else reduced
         if isinstance(value, (tuple, list)) and value:
             value = [v.detach().clone() if hasattr(v, "detach") else v for v in value]
             value = value[0] / value[1] if len(value) > 1 else value[0]
@@ -88,7 +88,9 @@ class StepSums:
         if self._losses:
             values["loss"] = _mean(self._losses)
         if self.microbatches:
-            values.update(microbatches=self.microbatches, tokens=self.tokens)
+            values["microbatches"] = self.microbatches
+        if self.tokens:
+            values["tokens"] = self.tokens
         self.tokens = self.microbatches = 0
         self._losses = []
         if values:

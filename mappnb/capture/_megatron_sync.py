@@ -81,7 +81,7 @@ class SyncHooks:
             try:
                 self._tell(optimizer, result)
                 state.end_step(self.session)
-            except Exception as err:
+            except Exception as err:  # noqa: BLE001
                 self.session.fail("optimizer step", err)
             return result
 

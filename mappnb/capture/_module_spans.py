@@ -1,4 +1,4 @@
-"""Spans of modules, forward, backward and recomputed, from forward hooks and hooks on gradients; no full backward hooks."""
+"""Spans of modules: forward, backward and recomputed, from forward hooks and hooks on gradients."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class _Boundary:
                     owner.tails.append(step)
                 else:
                     step.token = owner.begin(step.site)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             owner.session.fail("backward span", err)
 
 
 class _Hook:
     """The two forward hooks of one module; survives copying and pickling of the module as one that does nothing."""
 
-    __slots__ = ("backward", "before", "calls", "keyword", "owner", "sites")
+    __slots__ = ("after", "backward", "before", "calls", "keyword", "owner", "sites")
 
     def __init__(
         self,
@@ -70,12 +70,14 @@ class _Hook:
         *,
         backward: bool,
         before: Before | None = None,
+        after: Callable[[], None] | None = None,
         keyword: str = "hidden_states",
     ) -> None:
         self.owner = owner
         self.sites = sites
         self.backward = backward
         self.before = before
+        self.after = after
         self.keyword = keyword
         self.calls: list[tuple[int, _Pass | None]] = []
 
@@ -97,7 +99,7 @@ class _Hook:
                 else:
                     step.tail = True
             self.calls.append((owner.begin(self.sites[2 if in_backward else 0]), step))
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             owner.session.fail("module span", err)
 
     def post(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
@@ -108,11 +110,13 @@ class _Hook:
         try:
             token, step = self.calls.pop()
             owner.end(token)
+            if self.after is not None:
+                self.after()
             if step is not None:
                 y = output[0] if isinstance(output, tuple) else output
                 if owner.has_gradient(y):
                     owner.boundary(y).starts.insert(0, step)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             owner.session.fail("module span", err)
 
     def __deepcopy__(self, memo: Any) -> _Hook:
@@ -146,7 +150,7 @@ class ModuleSpans:
     layer i cost one hook. Where the input has no gradient (an embedding), the backward ends with the whole pass. Full
     backward hooks would wrap inputs and outputs in view-making nodes, which pipeline schedules that free outputs refuse.
 
-    Forward calls inside a backward pass are those of activation checkpointing: phase recompute.
+    A forward inside a backward pass is that of activation checkpointing: phase recompute.
     """
 
     def __init__(self, session: SessionLike) -> None:
@@ -182,8 +186,9 @@ class ModuleSpans:
         layer: int = -1,
         backward: bool = True,
         before: Before | None = None,
-    ) -> None:
-        """Record the calls of ``module``.
+        after: Callable[[], None] | None = None,
+    ) -> _Hook:
+        """Record the calls of ``module``; returns its hooks.
 
         Parameters
         ----------
@@ -195,12 +200,15 @@ class ModuleSpans:
             Its backward too, if the plan wants it.
         before
             Called before each forward that is no recomputation, with the module, its arguments and keyword arguments.
+        after
+            Called after each forward.
         """
         backward = backward and self.session.plan.backward_modules
-        hook = _Hook(self, self.sites(op, name, layer), backward=backward, before=before)
+        hook = _Hook(self, self.sites(op, name, layer), backward=backward, before=before, after=after)
         self._hooks.append(hook)
         self._handles.append(module.register_forward_pre_hook(hook.pre, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(hook.post))
+        self._handles.append(module.register_forward_hook(hook.post, always_call=True))
+        return hook
 
     def wrap(self, function: Callable[..., Any], *, op: str, position: int, keyword: str) -> Callable[..., Any]:
         """Return ``function`` recorded like a module whose input is the argument at ``position`` or ``keyword``."""
@@ -273,4 +281,4 @@ def _hook_gradient(tensor: Any, hook: _Boundary) -> None:
             node._register_hook_dict(tensor)
         except AttributeError:  # a node of another kind
             tensor._backward_hooks = None
-            node.register_prehook(lambda grads: hook(grads))
+            node.register_prehook(hook)

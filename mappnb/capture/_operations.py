@@ -193,9 +193,9 @@ class Operations:
         """Record operations that nobody will wait for, or ``everything`` still under way, as clipped."""
         for key, operations in list(self.pending.items()):
             first = operations[0]
-            if everything or first.owner() is None or first.generation < self.generation - 1:
-                if self.pending.pop(key, None) is not None:
-                    self._clip(operations)
+            lost = everything or first.owner() is None or first.generation < self.generation - 1
+            if lost and self.pending.pop(key, None) is not None:
+                self._clip(operations)
 
     def step_ended(self) -> None:
         """Give up on operations whose handle is gone, and on those that were issued before the last step."""

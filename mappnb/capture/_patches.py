@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -39,10 +40,8 @@ class Patches:
         if original is None:
             return False
         wrapper = make(original)
-        try:
+        with contextlib.suppress(AttributeError, TypeError):  # a callable object without a dict
             functools.update_wrapper(wrapper, original)
-        except (AttributeError, TypeError):  # a callable object without a dict
-            pass
         self.set(owner, name, wrapper)
         return True
 
@@ -145,5 +144,5 @@ class ImportWatch(importlib.abc.MetaPathFinder):
     def _call(self, name: str, fn: Callable[[ModuleType], None], module: ModuleType) -> None:
         try:
             fn(module)
-        except Exception as err:  # ours, not the program's import
+        except Exception as err:  # ours, not the program's import  # noqa: BLE001
             self._failed(name, err)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -95,22 +96,17 @@ def patch_process_group(operations: Operations, patches: Patches, dist: ModuleTy
     from torch._C._distributed_c10d import ProcessGroup, Work
 
     for name, call in METHODS.items():
-        patches.wrap(ProcessGroup, name, lambda original, call=call: _collective(operations, original, call))
+        patches.wrap(ProcessGroup, name, partial(_collective, operations, call))
     sync_codes = frozenset(
         inspect.unwrap(fn).__code__ for fn in (getattr(dist, "send", None), getattr(dist, "recv", None)) if fn
     )
     for name in P2P_METHODS:
-        op = Op.SEND if name == "send" else Op.RECV
-        any_source = name == "recv_anysource"
-        make = lambda original, op=op, any_source=any_source: _p2p(  # noqa: E731
-            operations, original, op, sync_codes, any_source=any_source
-        )
-        patches.wrap(ProcessGroup, name, make)
-    patches.wrap(ProcessGroup, "_start_coalescing", lambda original: _start_coalescing(operations, original))
-    patches.wrap(ProcessGroup, "_end_coalescing", lambda original: _end_coalescing(operations, original))
-    patches.wrap(Work, "wait", lambda original: _wait(operations, original))
-    patches.wrap(Work, "synchronize", lambda original: _wait(operations, original))
-    patches.wrap(Work, "get_future", lambda original: _get_future(operations, original))
+        patches.wrap(ProcessGroup, name, partial(_p2p, operations, name, sync_codes))
+    patches.wrap(ProcessGroup, "_start_coalescing", partial(_start_coalescing, operations))
+    patches.wrap(ProcessGroup, "_end_coalescing", partial(_end_coalescing, operations))
+    patches.wrap(Work, "wait", partial(_wait, operations))
+    patches.wrap(Work, "synchronize", partial(_wait, operations))
+    patches.wrap(Work, "get_future", partial(_get_future, operations))
 
 
 def _run(
@@ -128,12 +124,12 @@ def _run(
         busy.now = False
     try:
         operations.issued(operation, work, sync=sync, pg=pg)
-    except Exception as err:
+    except Exception as err:  # noqa: BLE001
         operations.session.fail("collectives", err)
     return work
 
 
-def _collective(operations: Operations, original: Function, call: Call) -> Function:
+def _collective(operations: Operations, call: Call, original: Function) -> Function:
     recorder, busy, groups = operations.recorder, operations.busy, operations.groups
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
@@ -142,7 +138,7 @@ def _collective(operations: Operations, original: Function, call: Call) -> Funct
         try:
             sync = is_sync(args, kwargs)
             operation = operations.collective(groups.of(pg), call, args, kwargs)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)
             return original(pg, *args, **kwargs)
         return _run(operations, original, operation, pg, args, kwargs, sync=sync)
@@ -150,10 +146,9 @@ def _collective(operations: Operations, original: Function, call: Call) -> Funct
     return method
 
 
-def _p2p(
-    operations: Operations, original: Function, op: str, sync_codes: frozenset[Any], *, any_source: bool
-) -> Function:
+def _p2p(operations: Operations, name: str, sync_codes: frozenset[Any], original: Function) -> Function:
     recorder, busy, groups = operations.recorder, operations.busy, operations.groups
+    op, any_source = Op.SEND if name == "send" else Op.RECV, name == "recv_anysource"
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
         if not recorder.enabled or busy.now:
@@ -164,7 +159,7 @@ def _p2p(
             rank = -1 if any_source else args[1] if len(args) > 1 else kwargs.get("dstRank", kwargs.get("srcRank", -1))
             operation = operations.p2p(group, op, tensors, group.global_rank(int(rank)))
             sync = caller_is(sync_codes)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("p2p", err)
             return original(pg, *args, **kwargs)
         return _run(operations, original, operation, pg, args, kwargs, sync=sync)
@@ -191,7 +186,7 @@ def _end_coalescing(operations: Operations, original: Function) -> Function:
             else:
                 for operation in batch:
                     operations.complete(operation, operations.recorder.now_ns())
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)
         return work
 
@@ -207,7 +202,7 @@ def _wait(operations: Operations, original: Function) -> Function:
         flags = int(Flag.FAILED)
         try:
             pending = operations.take(id(work), work)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("wait", err)
             return original(work, *args, **kwargs)
         start_ns = recorder.now_ns()
@@ -220,14 +215,14 @@ def _wait(operations: Operations, original: Function) -> Function:
             busy.now = False
             try:
                 operations.waited(pending, start_ns, work, flags)
-            except Exception as err:
+            except Exception as err:  # noqa: BLE001
                 operations.session.fail("wait", err)
 
     return wait
 
 
 def _get_future(operations: Operations, original: Function) -> Function:
-    """A caller that takes the future will not call ``wait``: complete the operation when the future is done.
+    """Complete the operation when its future is done: a caller that takes the future will not call ``wait``.
 
     Only for work on a CPU: a CUDA future's callback runs at issue.
     """
@@ -240,7 +235,7 @@ def _get_future(operations: Operations, original: Function) -> Function:
             pending = operations.pending.get(id(work))
             if pending is not None and all(operation.on_host for operation in pending):
                 future.add_done_callback(_completes(operations, id(work), pending))
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)
         return future
 
@@ -254,7 +249,7 @@ def _completes(operations: Operations, key: int, pending: list[Operation]) -> Ca
                 end_ns = operations.recorder.now_ns()
                 for operation in pending:
                     operations.complete(operation, end_ns)
-        except Exception as err:
+        except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)
 
     return done

@@ -22,7 +22,7 @@ class GcProbe:
         self._token = 0
 
     def install(self, session: SessionLike) -> None:
-        """Hook ``gc.callbacks``."""
+        """Put a hook on ``gc.callbacks``."""
         self._session = session
         make = session.recorder.site
         self._sites = tuple(make(category=Category.HOST, op=Op.GC, name=f"generation {i}") for i in range(3))

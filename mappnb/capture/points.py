@@ -116,7 +116,11 @@ class SessionLike(Protocol):
 
     recorder: Recorder
     plan: Plan
-    meta: dict[str, Any]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Facts kept with the rank: ``missing_points``, ``degraded``, ..."""
+        ...
 
     def begin_step(self, step: int | None = None) -> None:
         """Open the iteration span unless it is open, and set the step of the context."""
