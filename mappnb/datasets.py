@@ -158,6 +158,8 @@ def steps_dataset(reader: TableReader, clock: ClockModel, attrs: Mapping[str, An
 def _throughput(ds: xr.Dataset, models: Mapping[int, Mapping[str, Any]]) -> xr.Dataset:
     layout = layout_of(ds)
     done = (ds.start_ns >= 0) & (ds.end_ns >= 0)
+    if not ds.sizes["step"]:
+        return ds.assign({n: ("step", np.empty(0)) for n in ("step_s", "tokens_per_s", "mfu")})
     first = ds.start_ns.where(done).min("rank")
     last = ds.end_ns.where(done).max("rank")
     ds["step_s"] = ((last - first) / 1e9).assign_attrs(units="s", long_name="first start to last end over the ranks")

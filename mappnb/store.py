@@ -80,7 +80,14 @@ class RunWriter:
 
     @classmethod
     def join(
-        cls, run_dir: str | os.PathLike[str], *, rank: int, world_size: int, launch: Mapping[str, str], resume: bool = False
+        cls,
+        run_dir: str | os.PathLike[str],
+        *,
+        rank: int,
+        world_size: int,
+        launch: Mapping[str, str],
+        resume: bool = False,
+        created_wall_ns: int | None = None,
     ) -> RunWriter:
         """Create the run directory, or join the one that the other ranks of this launch made.
 
@@ -95,6 +102,8 @@ class RunWriter:
             job id and restart count. ``job`` in it tells restarts of one job: they continue the run by themselves.
         resume : bool
             Continue a run that another job wrote, as a new incarnation. Nothing is ever overwritten.
+        created_wall_ns : int, optional
+            Zero of the run clock, should this rank be the first; now by default.
 
         Raises
         ------
@@ -110,7 +119,7 @@ class RunWriter:
         fresh = {
             "format_version": FORMAT_VERSION,
             "run_id": uuid.uuid4().hex,
-            "created_wall_ns": time.time_ns(),
+            "created_wall_ns": created_wall_ns or time.time_ns(),
             "created_by": {"host": socket.gethostname(), "rank": rank, "pid": os.getpid()},
             "launch": dict(launch),
         }
@@ -213,8 +222,7 @@ def _join_incarnation(root: Path, *, rank: int, world_size: int, launch: Mapping
             mine = info_path.parent / _RANKS / f"{_RANK_NAME.format(rank)}.json"
             if info.get("launch") == dict(launch) and info.get("world_size") == world_size and not mine.exists():
                 return last
-            same_job = bool(launch.get("job")) and info.get("launch", {}).get("job") == launch.get("job")
-            if info and not (resume or same_job):
+            if info and not (resume or _continues(info.get("launch", {}), launch)):
                 raise RunExistsError(
                     f"{root}: holds a run already (incarnation {last}, {info.get('world_size')} ranks, created by another job); "
                     f"choose a new run directory, or continue this run with mappnb.record(..., resume=True) "
@@ -231,6 +239,15 @@ def _join_incarnation(root: Path, *, rank: int, world_size: int, launch: Mapping
         }
         _publish(folder / _INCARNATION, content)  # whoever was first: look again and join
     raise RunExistsError(f"{root}: could not agree on an incarnation with the other ranks; is the storage shared and coherent?")
+
+
+def _continues(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return True if a launch is a restart of the one before: same named job, or the same launcher with a higher restart count."""
+    if now.get("job") and before.get("job") == now["job"]:
+        return True
+    counter = "TORCHELASTIC_RESTART_COUNT"
+    same = {k: v for k, v in before.items() if k not in (counter, "id")} == {k: v for k, v in now.items() if k not in (counter, "id")}
+    return same and before.get(counter, "0").isdigit() and int(now.get(counter, "0")) > int(before.get(counter, "0"))
 
 
 def _stale(folder: Path, seconds: float = 10.0) -> bool:

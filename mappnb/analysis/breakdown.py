@@ -82,7 +82,8 @@ def breakdown(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.D
     good as the clock model in ``events.attrs["clock_model"]``.
     """
     events = events_of(run, step)
-    events = events.isel(event=np.flatnonzero(events["step"].values >= 0))
+    unreal = (events.category.values == Category.MARK) & ((events.flags.values & Flag.CLIPPED) != 0)  # begun, never worked in
+    events = events.isel(event=np.flatnonzero((events["step"].values >= 0) & ~unreal))
     windows = step_windows(events)
     cell, start, end, label = _segments(events, windows)
     num_cells = windows.shape[0] * windows.shape[1]

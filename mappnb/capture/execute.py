@@ -28,7 +28,6 @@ def environment(*, run_dir: str, plan: str, resume: bool) -> dict[str, str]:
     env["PYTHONPATH"] = os.pathsep.join([str(SITE), *filter(None, [env.get("PYTHONPATH")])])
     env["MAPPNB_RUN_DIR"], env["MAPPNB_PLAN"] = os.path.abspath(run_dir), plan
     env["MAPPNB_EXEC"] = "resume" if resume else "new"
-    env.setdefault("MAPPNB_LAUNCH", f"{os.uname().nodename}-{os.getpid()}-{time.time_ns()}")
     env.pop("MAPPNB_EXEC_OWNER", None)
     return env
 

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -22,6 +23,7 @@ from mappnb.capture.writer import EventSink, WriterThread, metric_columns, telem
 from mappnb.errors import CaptureError, MappnbError
 from mappnb.layout import Layout
 from mappnb.store import RunWriter
+from mappnb.terms import Category, Flag, Op
 
 __all__ = ["Session", "record"]
 
@@ -142,9 +144,9 @@ class Session:
         self._metrics: list[tuple[Any, ...]] = []
         self._deferred: list[Callable[[], bool]] = []
         self._next_step, self._token, self._explicit = start_step, 0, False
-        self._iteration = self.recorder.site(category="mark", op="iteration")
+        self._iteration = self.recorder.site(category=Category.MARK, op=Op.ITERATION)
         self._running = False
-        self._last_sample_ns = self._last_anchor_ns = self._started_ns = 0
+        self._last_sample_ns = self._last_anchor_ns = self._started_ns = self._started_wall_ns = 0
         self._lock = threading.RLock()
 
     # --------------------------------------------------------------------------------------------------- lifecycle
@@ -156,7 +158,7 @@ class Session:
     def start(self) -> Session:
         """Begin to record."""
         marks.enter(self)
-        self._running, self._started_ns = True, self.recorder.now_ns()
+        self._running, self._started_ns, self._started_wall_ns = True, self.recorder.now_ns(), time.time_ns()
         try:
             self._try_join()
         except MappnbError:
@@ -257,7 +259,14 @@ class Session:
         self.state.set(rank=rank, world_size=world_size)
         os.environ.setdefault("MAPPNB_EXEC_OWNER", str(os.getpid()))  # helper processes of this one do not record
         launch = launchinfo.launch_of()
-        run = RunWriter.join(self.run_dir, rank=rank, world_size=world_size, launch=launch, resume=self.resume)
+        run = RunWriter.join(
+            self.run_dir,
+            rank=rank,
+            world_size=world_size,
+            launch=launch,
+            resume=self.resume,
+            created_wall_ns=self._started_wall_ns,
+        )
         self.state.set(
             plan=self.plan.name,
             clock={"boot_id": self.clock.boot_id, "kind": "monotonic", "anchors": [list(self.clock.anchor())]},
@@ -354,7 +363,7 @@ class Session:
         if not token:
             return
         self.recorder.set_context(None, -1, -1, -1)
-        self.recorder.end(token)
+        self.recorder.end(token, flags=0 if keep else int(Flag.CLIPPED))
         if keep:
             self.steps.end(self.recorder.now_ns())
         else:

@@ -126,7 +126,7 @@ def _tiled(columns: Columns, num_steps: int, length_ns: int, shift: int) -> Colu
         for peer in np.unique(columns["peer"][columns["group"] == group]):
             for site in np.unique(columns["site"][(columns["group"] == group) & (columns["peer"] == peer)]):
                 mine = (out["group"] == group) & (out["peer"] == peer) & (out["site"] == site)
-                per_step = int(mine.sum()) // num_steps
+                per_step = int(mine.sum()) // max(num_steps, 1)
                 out["seq"][mine] += number[mine] * per_step
     return out
 
@@ -166,6 +166,6 @@ def _facts(run: RunWriter, step: SyntheticStep, shift: int, *, host: int, ended:
         "degraded": None,
         "model": {"flops_per_token": 1e6},
         "peak_flops": 1e12,
-        "clock": {"boot_id": f"boot{host}-{shift}", "anchors": [[run.created_wall_ns + shift, shift, 100]]},
+        "clock": {"boot_id": f"boot{host}-{shift}", "anchors": [[run.created_wall_ns + 10**9, shift, 100]]},
         **({"ended": {"reason": "finished", "wall_ns": run.created_wall_ns}} if ended else {}),
     }
