@@ -35,25 +35,21 @@ uint64_t make_token(int32_t index, uint64_t serial, uint32_t position) {
   return (static_cast<uint64_t>(index) & 0x7FFF) << 48 | (serial & 0xFFFFFFFFFF) << 8 | position;
 }
 
-Record to_record(const ThreadState& state, const Slot::Values& v, const EndValues& e, int64_t now, int64_t cpu_ns) {
-  const Context& c = v.context;
-  return {v.start_ns,
-          std::max<int64_t>(0, now - v.start_ns),
-          -1,
-          cpu_ns,
-          e.bytes,
-          e.seq,
-          e.group,
-          v.site,
-          c.step,
-          e.peer,
-          c.stage,
-          c.chunk,
-          c.microbatch,
-          static_cast<int16_t>(v.depth),
-          e.flags,
-          state.index,
-          -1};
+// A record made of a slot's words as they are.
+Packed to_record(const ThreadState& state, const Slot::Values& v, const EndValues& e, int64_t now, int64_t cpu_ns) {
+  constexpr uint64_t none = ~uint64_t{0}, low = 0xFFFFFFFF;
+  const uint64_t upper = static_cast<uint32_t>(v.depth & 0xFFFF) | static_cast<uint32_t>(e.flags) << 16;
+  return {static_cast<uint64_t>(v.start_ns),
+          static_cast<uint64_t>(std::max<int64_t>(0, now - v.start_ns)),
+          none,
+          static_cast<uint64_t>(cpu_ns),
+          static_cast<uint64_t>(e.bytes),
+          static_cast<uint64_t>(e.seq),
+          static_cast<uint64_t>(e.group),
+          v.site_step,
+          static_cast<uint32_t>(e.peer) | (v.rest & ~low),
+          (v.rest & low) | upper << 32,
+          static_cast<uint32_t>(state.index) | (none & ~low)};
 }
 
 }  // namespace
@@ -120,7 +116,9 @@ int64_t Recorder::begin(int32_t site, uint64_t owner) {
     return kNoSpan;
   }
   const uint64_t token = make_token(s->index, ++s->serial, position);
-  Slot::Values values{owner, -1, -1, site, context(), s->live, enabled()};
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const uint64_t site_step = static_cast<uint32_t>(site) | step_.load(relaxed) << 32;
+  Slot::Values values{owner, -1, -1, site_step, rest_.load(relaxed), s->live, enabled()};
   if (values.live) {
     ++s->live;
     if (cpu_time_) values.cpu_start_ns = clock(CLOCK_THREAD_CPUTIME_ID);
@@ -194,20 +192,20 @@ void Recorder::record(Record event, bool current_depth) {
   if (s == nullptr) return;
   event.thread = s->index;
   if (current_depth) event.depth = static_cast<int16_t>(s->live);
-  s->ring->push(event);
+  s->ring->push(event.pack());
 }
 
 Context Recorder::context() const {
   constexpr auto relaxed = std::memory_order_relaxed;
-  return {step_.load(relaxed), stage_.load(relaxed), chunk_.load(relaxed), microbatch_.load(relaxed)};
+  const uint64_t rest = rest_.load(relaxed);
+  return {static_cast<int32_t>(step_.load(relaxed)), static_cast<int16_t>(rest >> 32), static_cast<int16_t>(rest >> 48),
+          static_cast<int32_t>(rest)};
 }
 
 void Recorder::set_context(const Context& context) {
   constexpr auto relaxed = std::memory_order_relaxed;
-  step_.store(context.step, relaxed);
-  stage_.store(context.stage, relaxed);
-  chunk_.store(context.chunk, relaxed);
-  microbatch_.store(context.microbatch, relaxed);
+  step_.store(static_cast<uint32_t>(context.step), relaxed);
+  rest_.store(pack16(context.microbatch, context.stage, static_cast<uint16_t>(context.chunk)), relaxed);
 }
 
 // ---- readers
@@ -280,7 +278,7 @@ std::vector<Record> Recorder::open_spans() const {
     for (int attempt = 0; attempt < 100 && !read_stack(*state, spans); ++attempt) continue;
     const int64_t now = now_ns();
     for (const auto& span : spans) {  // after the last attempt: outer spans that did hold still
-      if (span.second.live) out.push_back(to_record(*state, span.second, open, now, -1));
+      if (span.second.live) out.push_back(Record::unpack(to_record(*state, span.second, open, now, -1)));
     }
   }
   return out;

@@ -15,8 +15,10 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -37,6 +39,7 @@ constexpr int64_t kRealClock = std::numeric_limits<int64_t>::min();
 enum Flag : uint16_t { kOpen = 1, kClipped = 2, kRepaired = 4, kOverlapped = 8, kAsync = 16, kFailed = 32 };
 
 using Word = std::atomic<uint64_t>;
+using Packed = std::array<uint64_t, kRecordWords>;
 
 inline uint64_t pack32(int32_t low, int32_t high) {
   return static_cast<uint32_t>(low) | static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32;
@@ -56,13 +59,15 @@ struct Record {
   uint16_t flags;
   int32_t thread, stream;
 
-  void pack(uint64_t* out) const {
-    const int64_t wide[] = {start_ns, duration_ns, issue_ns, cpu_ns, bytes, seq, group};
-    for (int i = 0; i < 7; ++i) out[i] = static_cast<uint64_t>(wide[i]);
-    out[7] = pack32(site, step);
-    out[8] = pack16(peer, stage, static_cast<uint16_t>(chunk));
-    out[9] = pack16(microbatch, depth, flags);
-    out[10] = pack32(thread, stream);
+  Packed pack() const {
+    Packed out;
+    std::memcpy(out.data(), this, sizeof(Record));
+    return out;
+  }
+  static Record unpack(const Packed& packed) {
+    Record out;
+    std::memcpy(&out, packed.data(), sizeof(Record));
+    return out;
   }
 };
 static_assert(sizeof(Record) == 8 * kRecordWords, "Record must have no padding");
@@ -113,9 +118,7 @@ class Ring {
  public:
   explicit Ring(uint64_t capacity) : slots_(capacity + 1), words_(new Word[slots_ * kRecordWords]) {}
 
-  void push(const Record& record) {
-    uint64_t packed[kRecordWords];
-    record.pack(packed);
+  void push(const Packed& packed) {
     std::atomic_thread_fence(std::memory_order_release);
     Word* to = words_.get() + cursor_ * kRecordWords;
     for (int i = 0; i < kRecordWords; ++i) to[i].store(packed[i], std::memory_order_relaxed);
@@ -172,8 +175,7 @@ struct alignas(64) Slot {
   struct Values {
     uint64_t owner;
     int64_t start_ns, cpu_start_ns;
-    int32_t site;
-    Context context;
+    uint64_t site_step, rest;  // packed as in a record; rest: microbatch, stage, chunk
     int32_t depth;
     bool live;  // false: begun while the recorder was off
   };
@@ -185,24 +187,22 @@ struct alignas(64) Slot {
     owner.store(v.owner, relaxed);
     start_ns.store(static_cast<uint64_t>(v.start_ns), relaxed);
     cpu_start_ns.store(static_cast<uint64_t>(v.cpu_start_ns), relaxed);
-    site_step.store(pack32(v.site, v.context.step), relaxed);
-    rest.store(pack16(v.context.microbatch, v.context.stage, static_cast<uint16_t>(v.context.chunk)), relaxed);
+    site_step.store(v.site_step, relaxed);
+    rest.store(v.rest, relaxed);
     depth_live.store(pack32(v.depth, v.live), relaxed);
     token.store(new_token, std::memory_order_release);
   }
 
   Values read() const {
     constexpr auto relaxed = std::memory_order_relaxed;
-    const uint64_t a = site_step.load(relaxed), b = rest.load(relaxed), c = depth_live.load(relaxed);
-    const Context context{static_cast<int32_t>(a >> 32), static_cast<int16_t>(b >> 32), static_cast<int16_t>(b >> 48),
-                          static_cast<int32_t>(b)};
+    const uint64_t last = depth_live.load(relaxed);
     return {owner.load(relaxed),
             static_cast<int64_t>(start_ns.load(relaxed)),
             static_cast<int64_t>(cpu_start_ns.load(relaxed)),
-            static_cast<int32_t>(a),
-            context,
-            static_cast<int32_t>(c),
-            (c >> 32) != 0};
+            site_step.load(relaxed),
+            rest.load(relaxed),
+            static_cast<int32_t>(last),
+            (last >> 32) != 0};
   }
 };
 
@@ -281,8 +281,7 @@ class Recorder {
   const bool cpu_time_;
   const NameOfThread name_of_thread_;
   std::atomic<bool> enabled_{true};
-  std::atomic<int32_t> step_{-1}, microbatch_{-1};
-  std::atomic<int16_t> stage_{-1}, chunk_{-1};
+  Word step_{~uint64_t{0}}, rest_{~uint64_t{0}};  // the context, as packed in a slot
   std::atomic<int64_t> test_clock_{kRealClock};
   std::atomic<uint64_t> owners_{0}, mismatched_{0}, too_deep_{0};
   mutable std::mutex drain_mutex_;     // the rings' reading side

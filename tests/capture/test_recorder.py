@@ -349,8 +349,7 @@ def test_sites_are_interned(recorder) -> None:
     first = recorder.site(category=Category.COLLECTIVE, op=Op.ALL_REDUCE, name="grads", layer=3)
     again = recorder.site(category="collective", op="all_reduce", name="grads", layer=3)
     other = recorder.site(category="collective", op="all_reduce", name="grads", layer=4)
-    assert first == again
-    assert first != other
+    assert first == again != other
     assert recorder.sites[first] == ("collective", "all_reduce", "grads", "none", 3, "")
     assert all(type(text) is str for text in recorder.sites[first][:4])
     assert recorder.sites_since(other) == recorder.sites[other:]
