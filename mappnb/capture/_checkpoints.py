@@ -9,9 +9,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
+from mappnb.capture._flags import FAILED
 from mappnb.capture._patches import ImportWatch, Patches
 from mappnb.capture.points import SessionLike
-from mappnb.terms import Category, Flag, Op
+from mappnb.terms import Category, Op
 
 __all__ = ["CHECKPOINT_FUNCTIONS", "watch_checkpoints"]
 
@@ -65,7 +66,7 @@ def _timed(session: SessionLike, depth: _Depth, op: str, original: Function) -> 
         if not recorder.enabled or depth.now or _in_memory(args, kwargs):
             return original(*args, **kwargs)
         depth.now += 1
-        token, flags = recorder.begin(site), int(Flag.FAILED)
+        token, flags = recorder.begin(site), FAILED
         try:
             result = original(*args, **kwargs)
             flags = 0

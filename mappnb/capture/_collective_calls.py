@@ -16,7 +16,7 @@ Args = tuple[Any, ...]
 def num_bytes(value: Any) -> int:
     """Payload in bytes of a tensor, or of all tensors in nested lists."""
     if isinstance(value, (list, tuple)):
-        return sum(map(num_bytes, value))
+        return num_bytes(value[0]) if len(value) == 1 else sum(map(num_bytes, value))
     size = getattr(value, "nbytes", None)
     return int(size) if size is not None else 0
 
@@ -87,28 +87,28 @@ _OUT: Final = ("output_tensors", "output", "outputs", "output_tensor", "output_l
 _IN: Final = ("input_tensors", "inputs", "input", "input_tensor", "input_list", "inputTensor")
 
 METHODS: Final[dict[str, Call]] = {
-    "allreduce": Call(Op.ALL_REDUCE, 0, _TENSORS),
-    "allreduce_coalesced": Call(Op.ALL_REDUCE, 0, _TENSORS),
-    "allgather": Call(Op.ALL_GATHER, 0, _OUT),
-    "allgather_coalesced": Call(Op.ALL_GATHER, 0, _OUT),
-    "_allgather_base": Call(Op.ALL_GATHER, 0, _OUT),
-    "allgather_into_tensor_coalesced": Call(Op.ALL_GATHER, 0, _OUT),
-    "all_gather_single": Call(Op.ALL_GATHER, 0, _OUT),
-    "all_gather_single_coalesced": Call(Op.ALL_GATHER, 0, _OUT),
-    "reduce_scatter": Call(Op.REDUCE_SCATTER, 1, _IN),
-    "_reduce_scatter_base": Call(Op.REDUCE_SCATTER, 1, _IN),
-    "reduce_scatter_single": Call(Op.REDUCE_SCATTER, 1, _IN),
-    "reduce_scatter_single_coalesced": Call(Op.REDUCE_SCATTER, 1, _IN),
-    "reduce_scatter_tensor_coalesced": Call(Op.REDUCE_SCATTER, 1, _IN),
-    "alltoall_base": Call(Op.ALL_TO_ALL, 1, _IN),
-    "all_to_all_single": Call(Op.ALL_TO_ALL, 1, _IN),
-    "alltoall": Call(Op.ALL_TO_ALL, 1, _IN),
-    "broadcast": Call(Op.BROADCAST, 0, _TENSORS, root=1),
-    "reduce": Call(Op.REDUCE, 0, _TENSORS, root=1),
-    "gather": Call(Op.GATHER, 1, _IN, per_member=True, root=2),
-    "scatter": Call(Op.SCATTER, 0, _OUT, per_member=True, root=2),
-    "barrier": Call(Op.BARRIER, -1),
-    "monitored_barrier": Call(Op.BARRIER, -1),
+    "allreduce": Call(Op.ALL_REDUCE.value, 0, _TENSORS),
+    "allreduce_coalesced": Call(Op.ALL_REDUCE.value, 0, _TENSORS),
+    "allgather": Call(Op.ALL_GATHER.value, 0, _OUT),
+    "allgather_coalesced": Call(Op.ALL_GATHER.value, 0, _OUT),
+    "_allgather_base": Call(Op.ALL_GATHER.value, 0, _OUT),
+    "allgather_into_tensor_coalesced": Call(Op.ALL_GATHER.value, 0, _OUT),
+    "all_gather_single": Call(Op.ALL_GATHER.value, 0, _OUT),
+    "all_gather_single_coalesced": Call(Op.ALL_GATHER.value, 0, _OUT),
+    "reduce_scatter": Call(Op.REDUCE_SCATTER.value, 1, _IN),
+    "_reduce_scatter_base": Call(Op.REDUCE_SCATTER.value, 1, _IN),
+    "reduce_scatter_single": Call(Op.REDUCE_SCATTER.value, 1, _IN),
+    "reduce_scatter_single_coalesced": Call(Op.REDUCE_SCATTER.value, 1, _IN),
+    "reduce_scatter_tensor_coalesced": Call(Op.REDUCE_SCATTER.value, 1, _IN),
+    "alltoall_base": Call(Op.ALL_TO_ALL.value, 1, _IN),
+    "all_to_all_single": Call(Op.ALL_TO_ALL.value, 1, _IN),
+    "alltoall": Call(Op.ALL_TO_ALL.value, 1, _IN),
+    "broadcast": Call(Op.BROADCAST.value, 0, _TENSORS, root=1),
+    "reduce": Call(Op.REDUCE.value, 0, _TENSORS, root=1),
+    "gather": Call(Op.GATHER.value, 1, _IN, per_member=True, root=2),
+    "scatter": Call(Op.SCATTER.value, 0, _OUT, per_member=True, root=2),
+    "barrier": Call(Op.BARRIER.value, -1),
+    "monitored_barrier": Call(Op.BARRIER.value, -1),
 }
 """The collective methods of ``ProcessGroup``, of all torch versions.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mappnb.capture._flags import FAILED
 from mappnb.capture.points import SessionLike
-from mappnb.terms import Category, Flag, Op
+from mappnb.terms import Category, Op
 
 __all__ = ["TimedIterator", "timed"]
 
@@ -39,7 +40,7 @@ class TimedIterator:
         except StopIteration:
             raise
         except BaseException:
-            flags = int(Flag.FAILED)
+            flags = FAILED
             raise
         finally:
             recorder.end(token, flags=flags)

@@ -8,9 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from mappnb.capture._collective_calls import first_tensor, num_bytes
+from mappnb.capture._flags import FAILED
 from mappnb.capture._operations import Operation, Operations
 from mappnb.capture._patches import Patches
-from mappnb.terms import Flag, Op
+from mappnb.terms import Op
 
 __all__ = ["DdpHooks"]
 
@@ -165,7 +166,7 @@ class DdpHooks:
                     operation = self._broadcast(group, tensors, args, kwargs)
                 except Exception as err:  # noqa: BLE001
                     operations.session.fail("DistributedDataParallel", err)
-            flags = int(Flag.FAILED)
+            flags = FAILED
             try:
                 result = original(group, tensors, *args, **kwargs)
                 flags = 0
@@ -180,4 +181,4 @@ class DdpHooks:
         group = self._operations.groups.of(pg)
         root = kwargs.get("src", args[1] if len(args) > 1 else 0)
         dtype = getattr(first_tensor(tensors), "dtype", None)
-        return self._operations.make(Op.BROADCAST, group, num_bytes(tensors), dtype, group.global_rank(int(root)))
+        return self._operations.make(Op.BROADCAST.value, group, num_bytes(tensors), dtype, group.global_rank(int(root)))

@@ -9,31 +9,32 @@ from types import ModuleType
 from typing import Any, Final
 
 from mappnb.capture._collective_calls import first_tensor, num_bytes
+from mappnb.capture._flags import ASYNC, FAILED
 from mappnb.capture._groups import Group
 from mappnb.capture._operations import Operation, Operations
 from mappnb.capture._patches import Patches
-from mappnb.terms import Flag, Op
+from mappnb.terms import Op
 
 __all__ = ["watch_functional"]
 
 Function = Callable[..., Any]
 
 _FUNCTIONS: Final[dict[str, tuple[str, bool]]] = {
-    "broadcast": (Op.BROADCAST, False),
-    "all_reduce": (Op.ALL_REDUCE, False),
-    "all_reduce_coalesced": (Op.ALL_REDUCE, False),
-    "all_gather_single": (Op.ALL_GATHER, True),
-    "all_gather_tensor": (Op.ALL_GATHER, True),
-    "all_gather_tensor_autograd": (Op.ALL_GATHER, True),
-    "all_gather_single_coalesced": (Op.ALL_GATHER, True),
-    "all_gather_into_tensor_coalesced": (Op.ALL_GATHER, True),
-    "reduce_scatter_single": (Op.REDUCE_SCATTER, False),
-    "reduce_scatter_tensor": (Op.REDUCE_SCATTER, False),
-    "reduce_scatter_tensor_autograd": (Op.REDUCE_SCATTER, False),
-    "reduce_scatter_single_coalesced": (Op.REDUCE_SCATTER, False),
-    "reduce_scatter_tensor_coalesced": (Op.REDUCE_SCATTER, False),
-    "all_to_all_single": (Op.ALL_TO_ALL, False),
-    "all_to_all_single_autograd": (Op.ALL_TO_ALL, False),
+    "broadcast": (Op.BROADCAST.value, False),
+    "all_reduce": (Op.ALL_REDUCE.value, False),
+    "all_reduce_coalesced": (Op.ALL_REDUCE.value, False),
+    "all_gather_single": (Op.ALL_GATHER.value, True),
+    "all_gather_tensor": (Op.ALL_GATHER.value, True),
+    "all_gather_tensor_autograd": (Op.ALL_GATHER.value, True),
+    "all_gather_single_coalesced": (Op.ALL_GATHER.value, True),
+    "all_gather_into_tensor_coalesced": (Op.ALL_GATHER.value, True),
+    "reduce_scatter_single": (Op.REDUCE_SCATTER.value, False),
+    "reduce_scatter_tensor": (Op.REDUCE_SCATTER.value, False),
+    "reduce_scatter_tensor_autograd": (Op.REDUCE_SCATTER.value, False),
+    "reduce_scatter_single_coalesced": (Op.REDUCE_SCATTER.value, False),
+    "reduce_scatter_tensor_coalesced": (Op.REDUCE_SCATTER.value, False),
+    "all_to_all_single": (Op.ALL_TO_ALL.value, False),
+    "all_to_all_single_autograd": (Op.ALL_TO_ALL.value, False),
 }
 """Operation, and whether the payload is the input times the group's size."""
 
@@ -70,7 +71,7 @@ def _functional(operations: Operations, module: ModuleType, op: str, gathered: b
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            operations.complete(operation, recorder.now_ns(), int(Flag.FAILED))
+            operations.complete(operation, recorder.now_ns(), FAILED)
             raise
         finally:
             busy.now = False
@@ -91,7 +92,7 @@ def _make(
         return None
     tensors = next(iter(bound.values()))
     size = num_bytes(tensors) * (group.size if gathered else 1)
-    peer = group.global_rank(int(bound["src"])) if op == Op.BROADCAST else -1
+    peer = group.global_rank(int(bound["src"])) if op == Op.BROADCAST.value else -1
     return operations.make(op, group, size, getattr(first_tensor(tensors), "dtype", None), peer)
 
 
@@ -120,7 +121,7 @@ def _issued(operations: Operations, operation: Operation, result: Any) -> None:
         operations.issued(operation, None, sync=True)
         return
     operation.issued_ns = operations.recorder.now_ns()
-    operation.flags = int(Flag.ASYNC)
+    operation.flags = ASYNC
     operation.context = operations.recorder.context()
     operations.keep(_key(element), element, [operation])
 
@@ -134,7 +135,7 @@ def _wait_tensor(operations: Operations, original: Function) -> Function:
     def wait_tensor(tensor: Any) -> Any:
         if compiling() or not recorder.enabled or busy.now or type(tensor) is not torch.Tensor:
             return original(tensor)
-        flags = int(Flag.FAILED)
+        flags = FAILED
         try:
             pending = operations.take(_key(tensor), None)
         except Exception as err:  # noqa: BLE001

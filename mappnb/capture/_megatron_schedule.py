@@ -7,13 +7,14 @@ from types import ModuleType
 from typing import Any, Final, Literal
 
 from mappnb.capture._data import timed
+from mappnb.capture._flags import FAILED
 from mappnb.capture._megatron_facts import current_iteration, layout_of, model_facts
 from mappnb.capture._megatron_model import MegatronModels
 from mappnb.capture._megatron_step import Outputs, Place, StepSums
 from mappnb.capture._patches import Patches, loaded
 from mappnb.capture.points import SessionLike, state_of
 from mappnb.layout import Layout
-from mappnb.terms import Category, Flag, Op, Phase
+from mappnb.terms import Category, Op, Phase
 
 __all__ = ["ScheduleHooks"]
 
@@ -87,7 +88,7 @@ class ScheduleHooks:
                 token, undo = self._begin_schedule(kwargs)
             except Exception as err:  # noqa: BLE001
                 self.session.fail("schedule", err)
-            flags = int(Flag.FAILED)
+            flags = FAILED
             try:
                 result = original(*args, **kwargs)
                 flags = 0
@@ -146,7 +147,7 @@ class ScheduleHooks:
             return _nothing
 
         def finalize(*args: Any, **kwargs: Any) -> Any:
-            token, flags = self.recorder.begin(self._finalize), int(Flag.FAILED)
+            token, flags = self.recorder.begin(self._finalize), FAILED
             try:
                 result = original(*args, **kwargs)
                 flags = 0
@@ -178,7 +179,7 @@ class ScheduleHooks:
                 token = recorder.begin(self._forward)
             except Exception as err:  # noqa: BLE001
                 self.session.fail("forward_step", err)
-            flags = int(Flag.FAILED)
+            flags = FAILED
             try:
                 result = original(*args, **kwargs)
                 flags = 0
@@ -257,7 +258,7 @@ class ScheduleHooks:
                 token = recorder.begin(self._backward)
             except Exception as err:  # noqa: BLE001
                 self.session.fail("backward_step", err)
-            flags = int(Flag.FAILED)
+            flags = FAILED
             try:
                 result = original(*args, **kwargs)
                 flags = 0

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
+from mappnb.capture._flags import FAILED
 from mappnb.capture._patches import Patches
 from mappnb.capture.points import SessionLike, state_of
-from mappnb.terms import Category, Flag, Op
+from mappnb.terms import Category, Op
 
 __all__ = ["OPTIMIZER_CLASSES", "SyncHooks"]
 
@@ -71,7 +72,7 @@ class SyncHooks:
             if not recorder.enabled or state.optimizer_depth:
                 return original(optimizer, *args, **kwargs)
             state.optimizer_depth += 1
-            token, flags = recorder.begin(self._step), int(Flag.FAILED)
+            token, flags = recorder.begin(self._step), FAILED
             try:
                 result = original(optimizer, *args, **kwargs)
                 flags = 0
@@ -108,7 +109,7 @@ class SyncHooks:
             def sync(group: Any, *args: Any, **kwargs: Any) -> Any:
                 if not recorder.enabled or (condition is not None and not condition(group)):
                     return original(group, *args, **kwargs)
-                size, flags = _num_bytes(group, data), int(Flag.FAILED)
+                size, flags = _num_bytes(group, data), FAILED
                 token = recorder.begin(site)
                 try:
                     result = original(group, *args, **kwargs)

@@ -12,16 +12,17 @@ from mappnb.terms import Category, Phase
 
 __all__ = ["ModuleSpans"]
 
+Sites = tuple[int, ...]
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 class _Pass:
     """The backward pass through one call of one module: begun when its output's gradient is there."""
 
-    __slots__ = ("site", "start_ns", "tail", "token")
+    __slots__ = ("sites", "start_ns", "tail", "token")
 
-    def __init__(self, site: int) -> None:
-        self.site = site
+    def __init__(self, sites: Sites) -> None:
+        self.sites = sites
         self.token = 0
         self.tail = False
         self.start_ns = -1
@@ -43,6 +44,8 @@ class _Boundary:
 
     def __call__(self, _: Any) -> None:
         owner = self.owner
+        if owner.muted:
+            return
         try:
             for step in self.ends:
                 if step.token:
@@ -53,7 +56,7 @@ class _Boundary:
                     step.start_ns = owner.recorder.now_ns()
                     owner.tails.append(step)
                 else:
-                    step.token = owner.begin(step.site)
+                    step.token = owner.begin(step.sites[owner.backward_index])
         except Exception as err:  # noqa: BLE001
             owner.session.fail("backward span", err)
 
@@ -66,7 +69,7 @@ class _Hook:
     def __init__(
         self,
         owner: ModuleSpans,
-        sites: tuple[int, int, int],
+        sites: Sites,
         *,
         backward: bool,
         before: Before | None = None,
@@ -84,7 +87,7 @@ class _Hook:
     def pre(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the forward: begin its span, and tie the end of its backward to its input."""
         owner = self.owner
-        if not owner.recorder.enabled:
+        if not owner.switch.enabled:
             return
         try:
             in_backward = owner.graph_task() != -1
@@ -92,7 +95,7 @@ class _Hook:
                 self.before(module, args, kwargs)
             step = None
             if self.backward and owner.grad_enabled():
-                step = _Pass(self.sites[1])
+                step = _Pass(self.sites)
                 x = args[0] if args else kwargs.get(self.keyword)
                 if owner.has_gradient(x):
                     owner.boundary(x).ends.insert(0, step)
@@ -148,7 +151,7 @@ class ModuleSpans:
     A module's backward begins when the gradient of its output is complete and ends when that of its input is. Both are
     seen by a hook on the tensor, at the boundary that two neighbours share: the end of layer i + 1 and the begin of
     layer i cost one hook. Where the input has no gradient (an embedding), the backward ends with the whole pass. Full
-    backward hooks would wrap inputs and outputs in view-making nodes, which pipeline schedules that free outputs refuse.
+    backward hooks would wrap inputs and outputs in view-making nodes, which schedules that free outputs refuse.
 
     A forward inside a backward pass is that of activation checkpointing: phase recompute.
     """
@@ -158,24 +161,31 @@ class ModuleSpans:
 
         self.session = session
         self.recorder = session.recorder
+        self.switch: Any = getattr(session.recorder, "_core", session.recorder)  # its ``enabled`` without a property
         self.begin = session.recorder.begin
         self.end = session.recorder.end
         self.graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
         self.grad_enabled = torch.is_grad_enabled
         self.tails: list[_Pass] = []
+        self.muted = False
+        self.backward_index = 1
         self._tensor = torch.Tensor
         self._known: dict[int, tuple[Any, _Boundary]] = {}
         self._handles: list[Any] = []
         self._hooks: list[_Hook] = []
 
-    def sites(self, op: str, name: str, layer: int) -> tuple[int, int, int]:
-        """Sites of a module's forward, backward and recomputation."""
+    def sites(self, op: str, name: str, layer: int) -> Sites:
+        """Sites of a module's forward, backward, recomputation and input-only backward."""
         make = self.recorder.site
-        forward, backward, recompute = (
+        return tuple(
             make(category=Category.COMPUTE, op=op, name=name, phase=phase, layer=layer)
-            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
+            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Phase.BACKWARD_INPUT)
         )
-        return forward, backward, recompute
+
+    def enter_backward(self, phase: str) -> None:
+        """Say which backward pass begins: a pass for the weights alone goes through no module as a whole."""
+        self.muted = phase == Phase.BACKWARD_WEIGHT
+        self.backward_index = 3 if phase == Phase.BACKWARD_INPUT else 1
 
     def attach(
         self,
@@ -248,7 +258,7 @@ class ModuleSpans:
             return
         now_ns = self.recorder.now_ns()
         for step in self.tails:
-            self.recorder.record(step.site, step.start_ns, now_ns - step.start_ns)
+            self.recorder.record(step.sites[self.backward_index], step.start_ns, now_ns - step.start_ns)
         self.tails.clear()
 
     def has_gradient(self, value: Any) -> bool:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import Any, Final
 
-from mappnb.capture._collective_calls import Call, first_tensor, num_bytes, root_of
+from mappnb.capture._collective_calls import first_tensor, num_bytes
+from mappnb.capture._flags import ASYNC, CLIPPED
 from mappnb.capture._groups import Group, Groups
 from mappnb.capture.points import SessionLike
-from mappnb.terms import Category, Flag, Op
+from mappnb.terms import Category, Op
 
-__all__ = ["Operation", "Operations"]
+__all__ = ["Operation", "Operations", "caller_is"]
 
-Context = tuple[int, int, int, int]
-_MANY = 4096
+Context = tuple[int | None, int | None, int | None, int | None]
+_NO_CONTEXT: Final[Context] = (None, None, None, None)
+_MANY: Final = 4096
+_SEND: Final = str(Op.SEND.value)
+_RECV: Final = str(Op.RECV.value)
 
 
 class Operation:
@@ -37,18 +41,19 @@ class Operation:
         "start_ns",
     )
 
-    def __init__(self, site: int, op: str, group: Group, num_bytes: int, seq: int, peer: int) -> None:
+    def __init__(self, site: int, op: str, group: Group, num_bytes: int, seq: int, peer: int, start_ns: int) -> None:
         self.site = site
         self.op = op
         self.group = group
         self.bytes = num_bytes
         self.seq = seq
         self.peer = peer
+        self.start_ns = start_ns
+        self.issued_ns = -1
         self.flags = 0
-        self.start_ns = self.issued_ns = -1
         self.generation = 0
         self.on_host = True
-        self.context: Context | None = None
+        self.context: Context = _NO_CONTEXT
         self.owner: Any = None
 
 
@@ -79,50 +84,42 @@ class Operations:
         self.generation = 0
         self.pending: dict[int, list[Operation]] = {}
         self.coalescing: dict[int, list[Operation]] = {}
-        self._sites: dict[tuple[str, Any], int] = {}
+        self._now = session.recorder.now_ns
+        self._record = session.recorder.record
+        self._sites: dict[str, dict[Any, int]] = {}
         self._wait_sites: dict[str, int] = {}
 
     # ---------------------------------------------------------------- issue
-    def collective(self, group: Group, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation:
-        """Make the operation of a ``ProcessGroup`` method that is about to be called."""
-        value = call.value(args, kwargs)
-        size = num_bytes(value) * (group.size if call.per_member else 1)
-        peer = group.global_rank(root_of(args, kwargs, call.root)) if call.root >= 0 else -1
-        tensor = first_tensor(value)
-        operation = self.make(call.op, group, size, getattr(tensor, "dtype", None), peer)
-        operation.on_host = tensor is None or tensor.is_cpu
-        return operation
-
     def make(self, op: str, group: Group, size: int, dtype: Any, peer: int = -1) -> Operation:
         """Make a collective that is about to be issued; counts it in its group."""
-        operation = Operation(self.site(op, dtype), op, group, size, group.next_seq(), peer)
-        operation.start_ns = self.recorder.now_ns()
-        return operation
+        seq = group.seq
+        group.seq = seq + 1
+        return Operation(self.site(op, dtype), op, group, size, seq, peer, self._now())
 
     def p2p(self, group: Group, op: str, tensors: Any, peer: int) -> Operation:
         """Make a send or receive that is about to be issued; ``peer`` -1: any source, known on completion."""
-        seq = group.next_pair(peer, send=op == Op.SEND) if peer >= 0 else -1
-        tensor = first_tensor(tensors)
-        site = self.site(op, getattr(tensor, "dtype", None))
-        operation = Operation(site, op, group, num_bytes(tensors), seq, peer)
-        operation.start_ns = self.recorder.now_ns()
-        return operation
+        seq = group.next_pair(peer, send=op == _SEND) if peer >= 0 else -1
+        site = self.site(op, getattr(first_tensor(tensors), "dtype", None))
+        return Operation(site, op, group, num_bytes(tensors), seq, peer, self._now())
 
     def site(self, op: str, dtype: Any) -> int:
         """Site of an operation on elements of ``dtype``."""
-        site = self._sites.get((op, dtype))
+        sites = self._sites.get(op)
+        if sites is None:
+            sites = self._sites[op] = {}
+        site = sites.get(dtype)
         if site is None:
-            category = Category.P2P if op in (Op.SEND, Op.RECV) else Category.COLLECTIVE
+            category = Category.P2P if op in (_SEND, _RECV) else Category.COLLECTIVE
             text = "" if dtype is None else str(dtype).removeprefix("torch.")
-            site = self._sites[op, dtype] = self.recorder.site(category=category, op=op, dtype=text)
+            site = sites[dtype] = self.recorder.site(category=category, op=op, dtype=text)
         return site
 
     # ---------------------------------------------------------------- completion
     def issued(self, operation: Operation, work: Any, *, sync: bool, pg: Any = None) -> None:
         """Take note that the call has returned: what it returned decides when the operation is complete."""
-        operation.issued_ns = self.recorder.now_ns()
+        operation.issued_ns = self._now()
         if not sync:
-            operation.flags = int(Flag.ASYNC)
+            operation.flags = ASYNC
             operation.context = self.recorder.context()
         batch = self.coalescing.get(id(pg)) if self.coalescing else None
         if batch is not None:
@@ -136,57 +133,70 @@ class Operations:
         """Keep operations until ``owner``, their work handle or result, is waited for."""
         if not operations:
             return
-        old = self.pending.pop(key, None)
-        if old is not None:
-            self._clip(old)
-        owner_ref = weakref.ref(owner)
+        pending = self.pending
+        if key in pending:
+            self._clip(pending.pop(key))
+        owner_ref, generation = weakref.ref(owner), self.generation
         for operation in operations:
-            operation.owner, operation.generation = owner_ref, self.generation
-        self.pending[key] = operations
-        if len(self.pending) > _MANY:
+            operation.owner, operation.generation = owner_ref, generation
+        pending[key] = operations
+        if len(pending) > _MANY:
             self.flush()
 
     def take(self, key: int, owner: Any) -> list[Operation] | None:
         """Take out what was kept for ``owner`` (None: for whatever owns ``key`` and is still there), if it was."""
         operations = self.pending.pop(key, None)
-        known = operations[0].owner() if operations is not None else None
-        if operations is not None and (known is None or (owner is not None and known is not owner)):
+        if operations is None:
+            return None
+        known = operations[0].owner()
+        if known is None or (owner is not None and known is not owner):
             self._clip(operations)
             return None
         return operations
 
     def complete(self, operation: Operation, end_ns: int, flags: int = 0) -> None:
         """Record an operation that completed at ``end_ns``."""
-        step, stage, chunk, microbatch = operation.context or (None, None, None, None)
-        self.recorder.record(
+        start_ns = operation.start_ns
+        self._record(
             operation.site,
-            operation.start_ns,
-            end_ns - operation.start_ns,
-            bytes=operation.bytes,
-            seq=operation.seq,
-            group=operation.group.id,
-            peer=operation.peer,
-            flags=operation.flags | flags,
-            step=step,
-            stage=stage,
-            chunk=chunk,
-            microbatch=microbatch,
+            start_ns,
+            end_ns - start_ns,
+            -1,
+            -1,
+            operation.bytes,
+            operation.seq,
+            operation.group.id,
+            operation.peer,
+            -1,
+            operation.flags | flags,
+            -1,
+            *operation.context,
         )
 
     def waited(self, operations: list[Operation] | None, start_ns: int, work: Any, flags: int = 0) -> None:
         """Record the operations that a wait from ``start_ns`` until now has completed, and the wait itself."""
-        end_ns = self.recorder.now_ns()
-        last = operations[-1] if operations else None
-        for operation in operations or ():
-            if operation.peer < 0 and operation.op == Op.RECV:
+        end_ns = self._now()
+        if not operations:
+            self._record(self._wait_site(""), start_ns, end_ns - start_ns, flags=flags)
+            return
+        for operation in operations:
+            if operation.peer < 0 and operation.op == _RECV:
                 self._find_source(operation, work)
             self.complete(operation, end_ns, flags)
-        if last is None:
-            self.recorder.record(self._wait_site(""), start_ns, end_ns - start_ns, flags=flags)
-        elif last.flags & Flag.ASYNC:
-            site = self._wait_site(last.op)
-            self.recorder.record(
-                site, start_ns, end_ns - start_ns, seq=last.seq, group=last.group.id, peer=last.peer, flags=flags
+        last = operations[-1]
+        if last.flags & ASYNC:
+            self._record(
+                self._wait_site(last.op),
+                start_ns,
+                end_ns - start_ns,
+                -1,
+                -1,
+                -1,
+                last.seq,
+                last.group.id,
+                last.peer,
+                -1,
+                flags,
             )
 
     def flush(self, *, everything: bool = False) -> None:
@@ -208,7 +218,7 @@ class Operations:
 
     def _clip(self, operations: list[Operation]) -> None:
         for operation in operations:
-            self.complete(operation, operation.issued_ns, int(Flag.CLIPPED | Flag.ASYNC))
+            self.complete(operation, operation.issued_ns, CLIPPED | ASYNC)
 
     def _find_source(self, operation: Operation, work: Any) -> None:
         operation.peer = operation.group.global_rank(int(work._source_rank()))

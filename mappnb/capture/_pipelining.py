@@ -7,11 +7,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from mappnb.capture._flags import FAILED
 from mappnb.capture._patches import Patches
 from mappnb.capture._torch_step import TorchSteps
 from mappnb.capture.points import SessionLike, state_of
 from mappnb.layout import Layout
-from mappnb.terms import Category, Flag, Op, Phase
+from mappnb.terms import Category, Op, Phase
 
 __all__ = ["PipeliningHooks"]
 
@@ -29,8 +30,10 @@ class PipeliningHooks:
         Keeps the patches.
     steps
         Counts microbatches.
-    watch_model
-        Hooks the module of a stage.
+    watch_parts
+        Hooks the parts of a stage's module.
+    enter_backward
+        Told the phase of a backward pass before it begins.
     leave_backward
         Ends a backward span.
     """
@@ -40,14 +43,16 @@ class PipeliningHooks:
         session: SessionLike,
         patches: Patches,
         steps: TorchSteps,
-        watch_model: Callable[[Any], None],
+        watch_parts: Callable[[Any], None],
+        enter_backward: Callable[[str], None],
         leave_backward: Callable[[int, int], None],
     ) -> None:
         self.session = session
         self.recorder = session.recorder
         self._patches = patches
         self._steps = steps
-        self._watch_model = watch_model
+        self._watch_parts = watch_parts
+        self._enter_backward = enter_backward
         self._leave_backward = leave_backward
         self._places: dict[int, tuple[int, int]] = {}
         self._folded = False
@@ -72,13 +77,51 @@ class PipeliningHooks:
             if owner is None or not self._patches.wrap(owner, name, partial(self._one_chunk, phase_of)):
                 self.session.meta.setdefault("missing_points", []).append(f"pipelining.{name}")
 
+    def watch_schedules(self, module: ModuleType) -> None:
+        """Wrap ``step`` of the schedules: the program's step begins before its first receive."""
+        for name in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
+            owner = getattr(module, name, None)
+            if owner is None or not self._patches.wrap(owner, "step", self._schedule_step):
+                self.session.meta.setdefault("missing_points", []).append(f"pipelining.{name}.step")
+        base = getattr(module, "_PipelineSchedule", None)
+        if base is None or not self._patches.wrap(base, "_maybe_compute_loss", self._compute_loss):
+            self.session.meta.setdefault("missing_points", []).append(
+                "pipelining._PipelineSchedule._maybe_compute_loss"
+            )
+
+    def _compute_loss(self, original: Function) -> Function:
+        def compute_loss(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+            num_losses = len(schedule._internal_losses)
+            result = original(schedule, *args, **kwargs)
+            if self.recorder.enabled and len(schedule._internal_losses) > num_losses:
+                try:
+                    self._steps.add_loss(schedule._internal_losses[-1])
+                except Exception as err:  # noqa: BLE001
+                    self.session.fail("pipelining", err)
+            return result
+
+        return compute_loss
+
+    def _schedule_step(self, original: Function) -> Function:
+        def step(schedule: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.recorder.enabled:
+                try:
+                    state_of(self.session).framework = "pipelining"
+                    if getattr(schedule, "_has_backward", True):
+                        self.session.begin_step()
+                except Exception as err:  # noqa: BLE001
+                    self.session.fail("pipelining", err)
+            return original(schedule, *args, **kwargs)
+
+        return step
+
     def _one_chunk(self, phase_of: Callable[[Any, Any], str], original: Function) -> Function:
         recorder = self.recorder
 
         def one_chunk(stage: Any, *args: Any, **kwargs: Any) -> Any:
             if not recorder.enabled:
                 return original(stage, *args, **kwargs)
-            token, phase, flags = 0, Phase.NONE, int(Flag.FAILED)
+            token, phase, flags = 0, Phase.NONE, FAILED
             try:
                 phase = Phase(phase_of(args, kwargs))
                 self._enter(stage, phase, args, kwargs)
@@ -107,15 +150,16 @@ class PipeliningHooks:
             self.session.begin_step()
             if phase == Phase.FORWARD and place[1] == 0:
                 self._steps.count_microbatch()
+        if phase != Phase.FORWARD:
+            self._enter_backward(phase)
         self.recorder.set_context(None, place[0], place[1], microbatch)
 
     def _meet(self, stage: Any) -> tuple[int, int]:
         """Meet a stage for the first time: tell the layout, hook its module, return its index and chunk."""
-        state_of(self.session).framework = "pipelining"
         index, num_stages, size = int(stage.stage_index), int(stage.num_stages), int(stage.group_size)
         self._tell_layout(stage, index, num_stages, size)
         if self.session.plan.modules and getattr(stage, "submod", None) is not None:
-            self._watch_model(stage.submod)
+            self._watch_parts(stage.submod)
         return index, index // max(1, size)
 
     def _tell_layout(self, stage: Any, index: int, num_stages: int, size: int) -> None:

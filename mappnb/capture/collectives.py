@@ -8,13 +8,22 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from mappnb.capture._collective_calls import METHODS, P2P_METHODS, Call, is_sync
+from mappnb.capture._collective_calls import (
+    METHODS,
+    P2P_METHODS,
+    Call,
+    first_tensor,
+    is_sync,
+    num_bytes,
+    root_of,
+)
 from mappnb.capture._ddp import DdpHooks
+from mappnb.capture._flags import FAILED
 from mappnb.capture._functional import watch_functional
 from mappnb.capture._operations import Operation, Operations, caller_is
 from mappnb.capture._patches import ImportWatch, Patches
 from mappnb.capture.points import SessionLike, state_of
-from mappnb.terms import Flag, Op
+from mappnb.terms import Op
 
 __all__ = ["CollectiveProbe"]
 
@@ -118,7 +127,7 @@ def _run(
     try:
         work = original(pg, *args, **kwargs)
     except BaseException:
-        operations.complete(operation, operations.recorder.now_ns(), int(Flag.FAILED))
+        operations.complete(operation, operations.recorder.now_ns(), FAILED)
         raise
     finally:
         busy.now = False
@@ -133,11 +142,17 @@ def _collective(operations: Operations, call: Call, original: Function) -> Funct
     recorder, busy, groups = operations.recorder, operations.busy, operations.groups
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.enabled or busy.now:
+        if busy.now or not recorder.enabled:
             return original(pg, *args, **kwargs)
         try:
+            group = groups.of(pg)
+            value = call.value(args, kwargs)
+            tensor = first_tensor(value)
+            size = num_bytes(value) * group.size if call.per_member else num_bytes(value)
+            peer = group.global_rank(root_of(args, kwargs, call.root)) if call.root >= 0 else -1
+            operation = operations.make(call.op, group, size, None if tensor is None else tensor.dtype, peer)
+            operation.on_host = tensor is None or tensor.is_cpu
             sync = is_sync(args, kwargs)
-            operation = operations.collective(groups.of(pg), call, args, kwargs)
         except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)
             return original(pg, *args, **kwargs)
@@ -148,10 +163,11 @@ def _collective(operations: Operations, call: Call, original: Function) -> Funct
 
 def _p2p(operations: Operations, name: str, sync_codes: frozenset[Any], original: Function) -> Function:
     recorder, busy, groups = operations.recorder, operations.busy, operations.groups
-    op, any_source = Op.SEND if name == "send" else Op.RECV, name == "recv_anysource"
+    op = str(Op.SEND.value if name == "send" else Op.RECV.value)
+    any_source = name == "recv_anysource"
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.enabled or busy.now:
+        if busy.now or not recorder.enabled:
             return original(pg, *args, **kwargs)
         try:
             group = groups.of(pg)
@@ -197,9 +213,9 @@ def _wait(operations: Operations, original: Function) -> Function:
     recorder, busy = operations.recorder, operations.busy
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.enabled or busy.now:
+        if busy.now or not recorder.enabled:
             return original(work, *args, **kwargs)
-        flags = int(Flag.FAILED)
+        flags = FAILED
         try:
             pending = operations.take(id(work), work)
         except Exception as err:  # noqa: BLE001

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from mappnb.capture._checkpoints import watch_checkpoints
+from mappnb.capture._flags import FAILED
 from mappnb.capture._module_spans import ModuleSpans
 from mappnb.capture._patches import ImportWatch, Patches, loaded
 from mappnb.capture._pipelining import PipeliningHooks
@@ -15,7 +16,7 @@ from mappnb.capture._torch_models import parts_of
 from mappnb.capture._torch_step import TorchSteps
 from mappnb.capture.points import ProbeState, SessionLike, state_of
 from mappnb.layout import Layout
-from mappnb.terms import Category, Flag, Op, Phase
+from mappnb.terms import Category, Op, Phase
 
 __all__ = ["TorchProbe", "environment_rank"]
 
@@ -67,6 +68,7 @@ class TorchProbe:
         self._watch.when("torch.autograd", hooks.watch_backward)
         self._watch.when("torch.nn.modules.module", hooks.watch_modules)
         self._watch.when("torch.distributed.pipelining.stage", hooks.pipelining.watch)
+        self._watch.when("torch.distributed.pipelining.schedules", hooks.pipelining.watch_schedules)
         if session.plan.data:
             self._watch.when("torch.utils.data.dataloader", hooks.watch_loaders)
         if session.plan.checkpoints:
@@ -99,7 +101,9 @@ class _TorchHooks:
         self.recorder = session.recorder
         self.state: ProbeState = state_of(session)
         self.steps = TorchSteps(session)
-        self.pipelining = PipeliningHooks(session, patches, self.steps, self.watch_model, self.leave_backward)
+        self.pipelining = PipeliningHooks(
+            session, patches, self.steps, self.watch_parts, self.enter_backward, self.leave_backward
+        )
         self._patches = patches
         self._handles: list[Any] = []
         self._finder: Any = None
@@ -146,7 +150,7 @@ class _TorchHooks:
             if not recorder.enabled or state.framework or self._backward_depth or not self.steps.training:
                 return original(*args, **kwargs)
             self._backward_depth += 1
-            token, flags = 0, int(Flag.FAILED)
+            token, flags = 0, FAILED
             try:
                 self.steps.enter_backward(args[0] if args else kwargs.get("tensors"))
                 token = recorder.begin(self._backward)
@@ -162,6 +166,11 @@ class _TorchHooks:
                     self.leave_backward(token, flags)
 
         return backward
+
+    def enter_backward(self, phase: str) -> None:
+        """Say which backward pass begins."""
+        if self._spans is not None:
+            self._spans.enter_backward(phase)
 
     def leave_backward(self, token: int, flags: int) -> None:
         """End a backward pass, and that of the modules that end with it."""
@@ -185,7 +194,7 @@ class _TorchHooks:
         if id(model) in self._roots:
             return
         self._attach_root(model)
-        self._attach_parts(model)
+        self.watch_parts(model)
 
     def _stop_looking(self) -> None:
         if self._finder is not None:
@@ -200,7 +209,7 @@ class _TorchHooks:
                 self._stop_looking()
             elif not self.state.framework and self._is_new_root(module):
                 hook = self._attach_root(module)
-                self._attach_parts(module)
+                self.watch_parts(module)
                 hook.pre(module, args, {})
         except Exception as err:  # noqa: BLE001
             self.session.fail("model", err)
@@ -214,7 +223,8 @@ class _TorchHooks:
         spans = self._get_spans()
         return spans.attach(model, op=Op.FORWARD_STEP, backward=False, before=self._enter_root, after=self._leave_root)
 
-    def _attach_parts(self, model: Any) -> None:
+    def watch_parts(self, model: Any) -> None:
+        """Put hooks on the parts of a model."""
         if self.session.plan.modules:
             for part in parts_of(_inner(model)):
                 self._get_spans().attach(part.module, op=part.op, name=part.name, layer=part.layer)
