@@ -12,7 +12,7 @@ from mappnb.layout import Layout
 __all__ = ["MappAccessor"]
 
 
-@xr.register_dataset_accessor("mapp")
+@xr.register_dataset_accessor("mapp")  # type: ignore[no-untyped-call]
 class MappAccessor:
     """mappnb verbs on an events dataset: ``ds.mapp.breakdown()``."""
 

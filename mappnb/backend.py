@@ -25,7 +25,7 @@ class MappnbBackend(BackendEntrypoint):
     open_dataset_parameters = ("filename_or_obj", "drop_variables", "group")
     supports_groups = True
 
-    def open_dataset(  # type: ignore[override]
+    def open_dataset(
         self, filename_or_obj: Any, *, drop_variables: str | Iterable[str] | None = None, group: str = "events"
     ) -> xr.Dataset:
         """Open one dataset of a run.
@@ -51,11 +51,13 @@ class MappnbBackend(BackendEntrypoint):
         dropped = [drop_variables] if isinstance(drop_variables, str) else list(drop_variables or [])
         return ds.drop_vars(dropped, errors="ignore")
 
-    def open_datatree(self, filename_or_obj: Any, *, drop_variables: str | Iterable[str] | None = None, **_: Any) -> xr.DataTree:  # type: ignore[override]
+    def open_datatree(
+        self, filename_or_obj: Any, *, drop_variables: str | Iterable[str] | None = None, **_: Any
+    ) -> xr.DataTree:
         """Open every dataset of a run as a tree with the groups as children."""
         return xr.DataTree.from_dict(self.open_groups_as_dict(filename_or_obj, drop_variables=drop_variables))
 
-    def open_groups_as_dict(  # type: ignore[override]
+    def open_groups_as_dict(
         self, filename_or_obj: Any, *, drop_variables: str | Iterable[str] | None = None, **_: Any
     ) -> dict[str, xr.Dataset]:
         """Open every dataset of a run, by path in the tree."""

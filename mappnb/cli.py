@@ -38,11 +38,15 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("run_dir")
     doctor = command("doctor", _doctor, "Show versions, the native core, GPU and notebook front end, and cures.")
     doctor.add_argument("run_dir", nargs="?", help="also see whether this folder can be written")
-    execute = command("exec", _exec, "Record a Python program without a change to its code: mappnb exec -- python train.py")
+    execute = command(
+        "exec", _exec, "Record a Python program without a change to its code: mappnb exec -- python train.py"
+    )
     execute.add_argument("--run-dir", help="folder of the run; also $MAPPNB_RUN_DIR (default: mappnb-run-<date>)")
     execute.add_argument("--plan", default="default", help="base or default")
     execute.add_argument("--resume", action="store_true", help="add an incarnation to a run that another job wrote")
-    execute.add_argument("program", nargs=argparse.REMAINDER, help="-- python train.py ..., or -- torchrun ... train.py")
+    execute.add_argument(
+        "program", nargs=argparse.REMAINDER, help="-- python train.py ..., or -- torchrun ... train.py"
+    )
     report = command("report", _report, "Write a self-contained HTML report of a run.")
     report.add_argument("run_dir")
     report.add_argument("-o", "--output", help="HTML file (default: RUN_DIR/report.html)")
@@ -63,7 +67,9 @@ def _demo_options(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--sequence-parallel", action="store_true", help="shard the sequence over the tensor ranks")
     demo.add_argument("--slow-rank", type=int, default=-1, help="rank to slow down")
     demo.add_argument("--slow-ms", type=float, default=0.0, help="extra work per forward of that rank, in ms")
-    demo.add_argument("--slow-link", default="", metavar="SRC,DST,MS", help="delay of every transfer from SRC to DST, in ms")
+    demo.add_argument(
+        "--slow-link", default="", metavar="SRC,DST,MS", help="delay of every transfer from SRC to DST, in ms"
+    )
     demo.add_argument("--plan", default="default", help="base or default")
     demo.add_argument("--run-dir", default="demo-run", help="folder of the run (default demo-run)")
     demo.add_argument("--replace", action="store_true", help="remove an earlier demo run in that folder first")

@@ -51,7 +51,7 @@ class _LazyColumn(xr.backends.BackendArray):
         if isinstance(k, slice):
             start, stop, step = k.indices(self.shape[0])
             taken = range(start, stop, step)
-            if not len(taken):
+            if len(taken) == 0:
                 return np.empty(0, self.dtype)
             lo, hi = min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1
             return self._fetch(lo, hi)[:: abs(step)][:: 1 if step > 0 else -1]
@@ -67,7 +67,11 @@ def _event_fetchers(reader: TableReader, clock: ClockModel) -> dict[str, Callabl
     def described(name: str) -> Callable[[int, int], Array]:
         return lambda lo, hi: reader.sites.values(name)[site(lo, hi)]
 
-    out = {v: described(v) if v in SITE_FIELDS else stored(v) for v in EVENTS if v not in ("incarnation", "rank", "raw_start_ns")}
+    out = {
+        v: described(v) if v in SITE_FIELDS else stored(v)
+        for v in EVENTS
+        if v not in ("incarnation", "rank", "raw_start_ns")
+    }
     out["incarnation"] = lambda lo, hi: reader.per_part(lambda key: key[0], np.int32, lo, hi)
     out["rank"] = lambda lo, hi: reader.per_part(lambda key: key[1], np.int32, lo, hi)
     out["raw_start_ns"] = stored("start_ns")
@@ -81,7 +85,7 @@ def events_lazy(reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any]
     variables = {}
     for name, var in EVENTS.items():
         lazy = indexing.LazilyIndexedArray(_LazyColumn(fetchers[name], reader.rows, var.numpy_dtype))
-        variables[name] = xr.Variable(var.dims, indexing.MemoryCachedArray(lazy), _variable_attrs(var))
+        variables[name] = xr.Variable(var.dims, indexing.MemoryCachedArray(lazy), _variable_attrs(var))  # type: ignore[no-untyped-call]
     return xr.Dataset(variables, attrs=dict(attrs))
 
 
@@ -95,7 +99,12 @@ def events_window(
     start = columns["start_ns"] + (offsets[inverse.ravel()] if len(rank) else 0)
     order = np.argsort(start, kind="stable")
     site = columns["site"][order]
-    have = {"incarnation": incarnation[order], "rank": rank[order], "start_ns": start[order], "raw_start_ns": columns["start_ns"][order]}
+    have = {
+        "incarnation": incarnation[order],
+        "rank": rank[order],
+        "start_ns": start[order],
+        "raw_start_ns": columns["start_ns"][order],
+    }
     data = {}
     for name, var in EVENTS.items():
         if name in have:
@@ -119,7 +128,9 @@ def samples(reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any]) ->
     return xr.Dataset(data, attrs=dict(attrs))
 
 
-def steps_dataset(reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any], *, models: Mapping[int, Mapping[str, Any]]) -> xr.Dataset:
+def steps_dataset(
+    reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any], *, models: Mapping[int, Mapping[str, Any]]
+) -> xr.Dataset:
     """Return the step table, dims (step, rank).
 
     Parameters
@@ -164,17 +175,23 @@ def _throughput(ds: xr.Dataset, models: Mapping[int, Mapping[str, Any]]) -> xr.D
     last = ds.end_ns.where(done).max("rank")
     ds["step_s"] = ((last - first) / 1e9).assign_attrs(units="s", long_name="first start to last end over the ranks")
     shards = [r for r in ds["rank"].values.tolist() if r < layout.world_size and _is_replica_head(layout, r)]
-    tokens = ds.tokens.sel(rank=shards).sum("rank", skipna=True, min_count=1) if shards else ds.tokens.sum("rank", min_count=1)
+    tokens = (
+        ds.tokens.sel(rank=shards).sum("rank", skipna=True, min_count=1)
+        if shards
+        else ds.tokens.sum("rank", min_count=1)
+    )
     ds["tokens_per_s"] = (tokens / ds.step_s).assign_attrs(units="1/s", long_name="tokens of all replicas over step_s")
     flops = np.array([float(models.get(int(i), {}).get("flops_per_token") or np.nan) for i in ds.incarnation.values])
     peak = np.array([float(models.get(int(i), {}).get("peak_flops") or np.nan) for i in ds.incarnation.values])
     mfu = ds.tokens_per_s * flops / (peak * layout.world_size)
-    ds["mfu"] = mfu.assign_attrs(units="1", long_name="model FLOPs utilisation; NaN where the peak of the device is not known")
+    ds["mfu"] = mfu.assign_attrs(
+        units="1", long_name="model FLOPs utilisation; NaN where the peak of the device is not known"
+    )
     return ds
 
 
 def _is_replica_head(layout: Layout, rank: int) -> bool:
-    """True for the one rank of each data-parallel replica that counts its tokens: first in tp, cp and pp."""
+    """Return True for the one rank of each replica that counts its tokens: first in tp, cp and pp."""
     where = layout.coords(rank)
     return where["tp"] == where["cp"] == where["pp"] == 0
 

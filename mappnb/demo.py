@@ -34,7 +34,9 @@ def demo(args: argparse.Namespace) -> int:
     settings = _settings(args, world_size, str(run_dir))
     settings.check(world_size)
     _make_room(run_dir, replace=args.replace)
-    print(f"mappnb demo: a GPT of {settings.layers} layers on {_layout_text(args)}, {settings.steps} steps, recording into {run_dir}")
+    print(
+        f"mappnb demo: a GPT of {settings.layers} layers on {_layout_text(args)}, {settings.steps} steps, recording into {run_dir}"
+    )
     stopped = False
     with Progress(settings.steps, sys.stderr) as progress:
         try:
@@ -50,14 +52,18 @@ def demo(args: argparse.Namespace) -> int:
         return 130
     print(terminal_report(run))
     print(f"report    {write_report(run)}")
-    print(f"took      {time.monotonic() - began:.0f} s\n\nopen next, in a notebook (make lab):\n\n{_indented(next_steps(str(run_dir), summary(run)['step']))}")
+    print(
+        f"took      {time.monotonic() - began:.0f} s\n\nopen next, in a notebook (make lab):\n\n{_indented(next_steps(str(run_dir), summary(run)['step']))}"
+    )
     return 130 if stopped else 0
 
 
 def _need_torch() -> None:
     missing = [m for m in ("torch", "megatron") if importlib.util.find_spec(m) is None]
     if missing:
-        raise DependencyError(f"the demo trains with Megatron-core, and {' and '.join(missing)} is missing: pip install 'mappnb[megatron]'")
+        raise DependencyError(
+            f"the demo trains with Megatron-core, and {' and '.join(missing)} is missing: pip install 'mappnb[megatron]'"
+        )
 
 
 def _settings(args: argparse.Namespace, world_size: int, run_dir: str) -> TrainSettings:
@@ -99,7 +105,9 @@ def _layout_text(args: argparse.Namespace) -> str:
     sizes = [f"{n.upper()} {getattr(args, n)}" for n in ("tp", "pp", "dp") if getattr(args, n) > 1]
     chunks = [f"{args.vpp} chunks a rank"] if args.vpp > 1 else []
     world = args.tp * args.pp * args.dp
-    return f"{world} process{'es' if world > 1 else ''}" + (f" ({' × '.join(sizes + chunks)})" if sizes or chunks else "")
+    return f"{world} process{'es' if world > 1 else ''}" + (
+        f" ({' × '.join(sizes + chunks)})" if sizes or chunks else ""
+    )
 
 
 def _make_room(run_dir: Path, *, replace: bool) -> None:
@@ -108,7 +116,9 @@ def _make_room(run_dir: Path, *, replace: bool) -> None:
         return
     strangers = [p.name for p in run_dir.iterdir() if p.name not in CONTENT and not p.name.startswith("inc=")]
     if strangers or not (run_dir / "run.json").exists():
-        raise RunExistsError(f"{run_dir}: not empty and not (only) a run (holds {', '.join(strangers[:3])}); choose another --run-dir")
+        raise RunExistsError(
+            f"{run_dir}: not empty and not (only) a run (holds {', '.join(strangers[:3])}); choose another --run-dir"
+        )
     if not replace:
         raise RunExistsError(f"{run_dir}: holds a run already; choose another --run-dir, or add --replace to remove it")
     shutil.rmtree(run_dir)
@@ -154,7 +164,8 @@ def terminal_report(run: Run) -> str:
         "",
         f"step      {stats.step_s_median * 1e3:.0f} ms median (p10 {stats.step_s_p10 * 1e3:.0f}, p90 {stats.step_s_p90 * 1e3:.0f}), "
         f"slowest {stats.step_s_max * 1e3:.0f} ms at step {int(stats.slowest_step)}",
-        f"speed     {stats.tokens_per_s:,.0f} tokens/s" + (f", MFU {stats.mfu:.2%} of this machine's matrix product" if np.isfinite(stats.mfu) else ""),
+        f"speed     {stats.tokens_per_s:,.0f} tokens/s"
+        + (f", MFU {stats.mfu:.2%} of this machine's matrix product" if np.isfinite(stats.mfu) else ""),
         f"loss      {stats.loss_first:.4f} -> {stats.loss_last:.4f} over {int(stats.num_steps)} steps",
         f"bubble    {float(bubble):.0%} of the pipeline's makespan, median of ranks and steps",
         "",
@@ -162,7 +173,10 @@ def terminal_report(run: Run) -> str:
         f"{'':24}" + "".join(f"{c.replace('_', ' '):>11}" for c in BREAKDOWN),
     ]
     mean = facts["breakdown"].seconds.mean("step") * 1e3
-    lines += [f"{facts['labels'][int(r)]:24}" + "".join(f"{v:11.1f}" for v in mean.sel(rank=r).values) for r in mean["rank"].values]
+    lines += [
+        f"{facts['labels'][int(r)]:24}" + "".join(f"{v:11.1f}" for v in mean.sel(rank=r).values)
+        for r in mean["rank"].values
+    ]
     meta = run.meta
     lines += ["", f"events    {run.events.sizes['event']:,} on {meta['world_size']} ranks, {meta['dropped']} dropped"]
     lines += [f"degraded  rank {r}: {why}" for r, why in meta["degraded"].items()]
@@ -171,4 +185,3 @@ def terminal_report(run: Run) -> str:
 
 def _indented(text: str) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines())
-

@@ -58,7 +58,12 @@ def run_html(run: Run) -> str:
         ("folder", run.path),
         ("state", meta["state"]),
         ("layout", f"{run.layout} ({meta['world_size']} ranks on {_listed(meta['hosts'])})"),
-        ("steps", f"{steps.sizes['step']} ({int(steps.step[0])} to {int(steps.step[-1])})" if steps.sizes["step"] else "none yet"),
+        (
+            "steps",
+            f"{steps.sizes['step']} ({int(steps.step[0])} to {int(steps.step[-1])})"
+            if steps.sizes["step"]
+            else "none yet",
+        ),
         ("created", f"{meta['created']:%Y-%m-%d %H:%M:%S} UTC, {len(run.incarnations)} incarnation(s)"),
         ("size", bytes_text(run.store.size_bytes())),
         ("plan", meta["plan"]),

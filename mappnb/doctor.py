@@ -54,21 +54,37 @@ def doctor(run_dir: str | os.PathLike[str] | None = None) -> list[Finding]:
 
 def _core() -> Finding:
     if os.environ.get("MAPPNB_PURE_PYTHON"):
-        return Finding("note", "native core", "switched off by MAPPNB_PURE_PYTHON", "unset it: recording costs ten times as much")
+        return Finding(
+            "note", "native core", "switched off by MAPPNB_PURE_PYTHON", "unset it: recording costs ten times as much"
+        )
     try:
         from mappnb import _core
 
         return Finding("ok", "native core", str(getattr(_core, "__file__", "loaded")))
     except ImportError as err:
-        return Finding("bad", "native core", f"not loaded ({err})", "pip install --force-reinstall mappnb; in a checkout: pip install -e .")
+        return Finding(
+            "bad",
+            "native core",
+            f"not loaded ({err})",
+            "pip install --force-reinstall mappnb; in a checkout: pip install -e .",
+        )
 
 
 def _packages() -> list[Finding]:
     rows = []
-    for package, extra in (("torch", "megatron"), ("megatron-core", "megatron"), ("nvidia-ml-py", "megatron"), ("psutil", "")):
+    for package, extra in (
+        ("torch", "megatron"),
+        ("megatron-core", "megatron"),
+        ("nvidia-ml-py", "megatron"),
+        ("psutil", ""),
+    ):
         version = _version(package)
         cure = f"pip install 'mappnb[{extra}]'" if extra else f"pip install {package}"
-        rows.append(Finding("ok", package, version) if version else Finding("note", package, "not installed", f"{cure}, to record training"))
+        rows.append(
+            Finding("ok", package, version)
+            if version
+            else Finding("note", package, "not installed", f"{cure}, to record training")
+        )
     rows += [Finding("ok", p, v) for p in ("numpy", "pandas", "xarray", "zarr", "pyarrow") if (v := _version(p))]
     return rows
 
@@ -84,17 +100,24 @@ def _gpu() -> Finding:
 
 
 def _notebook() -> Finding:
-    versions = {p: _version(p) for p in ("jupyterlab", "jupyterlab_widgets", "ipywidgets", "anywidget", "bokeh", "jupyter_bokeh")}
+    versions = {
+        p: _version(p)
+        for p in ("jupyterlab", "jupyterlab_widgets", "ipywidgets", "anywidget", "bokeh", "jupyter_bokeh")
+    }
     text = ", ".join(f"{p} {v}" for p, v in versions.items() if v)
     missing = [p for p, v in versions.items() if v is None]
     if missing:
-        return Finding("note", "notebook", f"{text or 'nothing'}; missing: {', '.join(missing)}", "pip install 'mappnb[notebook]'")
+        return Finding(
+            "note", "notebook", f"{text or 'nothing'}; missing: {', '.join(missing)}", "pip install 'mappnb[notebook]'"
+        )
     return Finding("ok", "notebook", f"{text} (kernel {sys.prefix})")
 
 
 def _chromium() -> Finding:
     found = shutil.which("chromium") or shutil.which("google-chrome")
-    return Finding("ok" if found else "note", "chromium", found or "not found", "" if found else "only the browser tests need it")
+    return Finding(
+        "ok" if found else "note", "chromium", found or "not found", "" if found else "only the browser tests need it"
+    )
 
 
 def _folder(path: Path) -> Finding:
@@ -108,6 +131,11 @@ def _folder(path: Path) -> Finding:
         probe.with_suffix(".link").unlink()
         probe.unlink()
     except OSError as err:
-        return Finding("bad", "run directory", f"{path}: {err}", "choose a folder that every rank can write and that allows hard links")
+        return Finding(
+            "bad",
+            "run directory",
+            f"{path}: {err}",
+            "choose a folder that every rank can write and that allows hard links",
+        )
     free = shutil.disk_usage(path).free
     return Finding("ok" if free > 10**9 else "note", "run directory", f"{path}: writable, {free / 1e9:.1f} GB free")

@@ -25,13 +25,16 @@ def info_text(run_dir: str | os.PathLike[str]) -> str:
         f"folder     {run.path}  ({bytes_text(run.store.size_bytes())}, format {meta['format_version']})",
         f"created    {meta['created']:%Y-%m-%d %H:%M:%S} UTC",
         f"layout     {run.layout}, {meta['world_size']} ranks on {len(meta['hosts'])} host(s): {', '.join(meta['hosts'][:4])}",
-        f"steps      {steps.sizes['step']}" + (f" ({int(steps.step[0])} to {int(steps.step[-1])})" if steps.sizes["step"] else ""),
+        f"steps      {steps.sizes['step']}"
+        + (f" ({int(steps.step[0])} to {int(steps.step[-1])})" if steps.sizes["step"] else ""),
         f"events     {rows:,}",
         f"plan       {meta['plan']}",
         "versions   " + ", ".join(f"{k} {v}" for k, v in meta["versions"].items()),
     ]
     lines += [
-        f"restart    incarnation {i.number}: {len(i.ranks)} of {i.world_size} ranks" for i in run.incarnations if len(run.incarnations) > 1
+        f"restart    incarnation {i.number}: {len(i.ranks)} of {i.world_size} ranks"
+        for i in run.incarnations
+        if len(run.incarnations) > 1
     ]
     lines += [f"degraded   rank {r}: {why}" for r, why in meta["degraded"].items()]
     if meta["missing_ranks"]:

@@ -164,5 +164,3 @@ def _unravel(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
     for axis, size in sizes.items():
         rank, where[axis] = divmod(rank, size)
     return where
-
-

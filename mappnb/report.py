@@ -65,7 +65,13 @@ def summary(run: Run) -> dict[str, Any]:
     parts = analysis.breakdown(newest)
     ranks = [int(r) for r in parts["rank"].values]
     labels = {r: f"rank {r}" + (f" · {run.layout.label(r)}" if run.layout.world_size > 1 else "") for r in ranks}
-    return {"stats": stats, "step": middle, "breakdown": parts, "bubble": analysis.bubble_fraction(newest), "labels": labels}
+    return {
+        "stats": stats,
+        "step": middle,
+        "breakdown": parts,
+        "bubble": analysis.bubble_fraction(newest),
+        "labels": labels,
+    }
 
 
 def write_report(run_dir: Run | str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
@@ -144,14 +150,24 @@ def _cards(run: Run, facts: dict[str, Any]) -> str:
     stats = facts["stats"]
     bubble = facts["bubble"]
     cards = [
-        (f"{stats.step_s_median * 1e3:.0f} ms", f"step, median (p10 {stats.step_s_p10 * 1e3:.0f}, p90 {stats.step_s_p90 * 1e3:.0f})"),
+        (
+            f"{stats.step_s_median * 1e3:.0f} ms",
+            f"step, median (p10 {stats.step_s_p10 * 1e3:.0f}, p90 {stats.step_s_p90 * 1e3:.0f})",
+        ),
         (f"{stats.tokens_per_s:,.0f}" if np.isfinite(stats.tokens_per_s) else "–", "tokens per second"),
         (f"{stats.mfu:.2%}" if np.isfinite(stats.mfu) else "–", "model FLOPs utilisation"),
         (f"{float(bubble.median()):.0%}" if bubble.size else "–", "pipeline bubble, median of ranks and steps"),
-        (f"{stats.loss_first:.3f} → {stats.loss_last:.3f}" if np.isfinite(stats.loss_last) else "–", f"loss over {int(stats.num_steps)} steps"),
+        (
+            f"{stats.loss_first:.3f} → {stats.loss_last:.3f}" if np.isfinite(stats.loss_last) else "–",
+            f"loss over {int(stats.num_steps)} steps",
+        ),
         (bytes_text(run.store.size_bytes()), f"{run.events.sizes['event']:,} events on disk"),
     ]
-    return "<div class='cards'>" + "".join(f"<div class='card'><b>{html.escape(a)}</b><span>{html.escape(b)}</span></div>" for a, b in cards) + "</div>"
+    return (
+        "<div class='cards'>"
+        + "".join(f"<div class='card'><b>{html.escape(a)}</b><span>{html.escape(b)}</span></div>" for a, b in cards)
+        + "</div>"
+    )
 
 
 def _curves(run: Run) -> str:
@@ -160,14 +176,18 @@ def _curves(run: Run) -> str:
     loss = steps.loss.mean("rank", skipna=True).values.tolist()
     length = (steps.step_s.values * 1e3).tolist()
     a = svg.line_chart(x, loss, title="loss by step", x_label="step", y_label="loss", colour="var(--c-b-compute)")
-    b = svg.line_chart(x, length, title="step time by step", x_label="step", y_label="ms", colour="var(--c-b-wait_peer)", zero=True)
+    b = svg.line_chart(
+        x, length, title="step time by step", x_label="step", y_label="ms", colour="var(--c-b-wait_peer)", zero=True
+    )
     return f"<div class='two'><div>{a}</div><div>{b}</div></div>"
 
 
 def _timeline(run: Run, facts: dict[str, Any]) -> str:
     ranks = sorted(facts["labels"])[:MOST_RANKS]
     events = run.sel(step=facts["step"], rank=ranks, incarnation=len(run.incarnations) - 1)
-    note = f"<p>The first {MOST_RANKS} of {len(facts['labels'])} ranks.</p>" if len(facts["labels"]) > MOST_RANKS else ""
+    note = (
+        f"<p>The first {MOST_RANKS} of {len(facts['labels'])} ranks.</p>" if len(facts["labels"]) > MOST_RANKS else ""
+    )
     return note + step_timeline(events, labels=facts["labels"])
 
 
@@ -177,9 +197,14 @@ def _breakdown(facts: dict[str, Any]) -> str:
     labels = [facts["labels"][int(r)] for r in mean["rank"].values]
     rows = [(str(c), f"var(--c-b-{c})", mean.sel(category=c).values.tolist()) for c in BREAKDOWN]
     key = svg.legend([(name.replace("_", " "), colour) for name, colour, _ in rows])
-    chart = svg.stacked_bars(labels, rows, title="mean time per step by category and rank", unit="ms per step, mean over steps", width=1000)
+    chart = svg.stacked_bars(
+        labels, rows, title="mean time per step by category and rank", unit="ms per step, mean over steps", width=1000
+    )
     bubble = parts.bubble_s.mean("step").to_pandas() * 1e3
-    table = pd.DataFrame({"overlapped": parts.overlapped_s.mean("step").values * 1e3, **{c: bubble[c] for c in bubble}}, index=parts["rank"].values)
+    table = pd.DataFrame(
+        {"overlapped": parts.overlapped_s.mean("step").values * 1e3, **{c: bubble[c] for c in bubble}},
+        index=parts["rank"].values,
+    )
     table.index = [facts["labels"][int(r)] for r in table.index]
     table.columns = ["overlapped transfer", *(f"bubble: {c.replace('_', '-')}" for c in bubble)]
     return key + chart + f"<div class='scroll'>{_table(table.head(MOST_RANKS).round(1), 'ms per step')}</div>"
@@ -187,7 +212,9 @@ def _breakdown(facts: dict[str, Any]) -> str:
 
 def _operations(run: Run, facts: dict[str, Any]) -> str:
     ops = analysis.op_statistics(run, step=facts["step"]).head(16).reset_index()
-    ops["op"] = ops["op"].astype(str) + np.where(ops["phase"].astype(str) == "none", "", " · " + ops["phase"].astype(str))
+    ops["op"] = ops["op"].astype(str) + np.where(
+        ops["phase"].astype(str) == "none", "", " · " + ops["phase"].astype(str)
+    )
     shown = pd.DataFrame(
         {
             "category": ops["category"].astype(str).to_numpy(),
@@ -221,4 +248,3 @@ def _method(run: Run) -> str:
         "The first step is left out of medians and means.",
     ]
     return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
-

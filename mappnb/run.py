@@ -96,7 +96,7 @@ class Run:
     @property
     def path(self) -> str:
         """The run directory."""
-        return self.store.root
+        return str(self.store.root)
 
     @property
     def incarnations(self) -> tuple[Incarnation, ...]:
@@ -205,7 +205,9 @@ class Run:
         return out
 
     def _attrs(self) -> dict[str, Any]:
-        return datasets.dataset_attrs(run_id=self.store.info["run_id"], layout=self.layout, groups=self.groups, clock=self._clock)
+        return datasets.dataset_attrs(
+            run_id=self.store.info["run_id"], layout=self.layout, groups=self.groups, clock=self._clock
+        )
 
     def _dataset(self, name: str, make: Callable[[], xr.Dataset]) -> xr.Dataset:
         self._current()
@@ -236,7 +238,9 @@ class Run:
     @property
     def telemetry(self) -> xr.Dataset:
         """Clocks, power, temperature, throttling, memory and host load, dims (sample,); NaN where the machine does not tell."""
-        return self._dataset("telemetry", lambda: datasets.samples(self._reader("telemetry"), self._clock, self._attrs()))
+        return self._dataset(
+            "telemetry", lambda: datasets.samples(self._reader("telemetry"), self._clock, self._attrs())
+        )
 
     @property
     def metrics(self) -> xr.Dataset:
@@ -306,7 +310,9 @@ class Run:
             return {k for k in known if lo <= k[1] <= hi}
         wanted = {int(r) for r in np.atleast_1d(np.asarray(list(rank) if isinstance(rank, Iterable) else rank))}
         if unknown := sorted(wanted - {r for _, r in known}):
-            raise MappnbError(f"{self.path}: no rank {unknown[0]}; the run has ranks 0 to {max((r for _, r in known), default=-1)}")
+            raise MappnbError(
+                f"{self.path}: no rank {unknown[0]}; the run has ranks 0 to {max((r for _, r in known), default=-1)}"
+            )
         return {k for k in known if k[1] in wanted}
 
     def _raw_window(self, window: slice) -> Callable[[tuple[int, int]], tuple[int, int]]:
@@ -320,9 +326,15 @@ class Run:
             if value is None:
                 continue
             wanted = {str(v) for v in ([value] if isinstance(value, str) else value)}
-            known = {*map(str, Category), *reader.sites.values(field)} if field == "category" else set(reader.sites.values(field))
+            known = (
+                {*map(str, Category), *reader.sites.values(field)}
+                if field == "category"
+                else set(reader.sites.values(field))
+            )
             if field == "category" and (unknown := sorted(wanted - known)):
-                raise MappnbError(f"no category {unknown[0]!r}; known: {', '.join(map(str, Category))}{did_you_mean(unknown[0], known)}")
+                raise MappnbError(
+                    f"no category {unknown[0]!r}; known: {', '.join(map(str, Category))}{did_you_mean(unknown[0], known)}"
+                )
             one = reader.sites.where(field, wanted)
             mask = one if mask is None else mask & one
         return mask

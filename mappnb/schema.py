@@ -11,7 +11,18 @@ import xarray as xr
 from mappnb.errors import SchemaError
 from mappnb.terms import EVENT
 
-__all__ = ["EVENTS", "FORMAT_VERSION", "METRICS", "SITE_FIELDS", "STEPS", "TELEMETRY", "Var", "check", "empty", "missing"]
+__all__ = [
+    "EVENTS",
+    "FORMAT_VERSION",
+    "METRICS",
+    "SITE_FIELDS",
+    "STEPS",
+    "TELEMETRY",
+    "Var",
+    "check",
+    "empty",
+    "missing",
+]
 
 FORMAT_VERSION = 1
 """Version of the run directory's format. Readers accept this version and every older one."""
@@ -59,7 +70,9 @@ EVENTS: dict[str, Var] = {
     "start_ns": Var(np.int64, _E, "ns", "start on the run clock, by the best clock model; raw_start_ns beside it"),
     "raw_start_ns": Var(np.int64, _E, "ns", "start on the rank's own monotonic clock; never changed"),
     "duration_ns": Var(np.int64, _E, "ns", "length; never negative"),
-    "issue_ns": Var(np.int64, _E, "ns", "host time on the rank's own clock at which device work was issued; -1 for host work"),
+    "issue_ns": Var(
+        np.int64, _E, "ns", "host time on the rank's own clock at which device work was issued; -1 for host work"
+    ),
     "cpu_ns": Var(np.int64, _E, "ns", "CPU time of the recording thread; -1 if not measured"),
     "stream": Var(np.int32, _E, "1", "device stream; -1 for host work"),
     "thread": Var(np.int32, _E, "1", "thread of the rank, numbered in order of first use"),
@@ -71,8 +84,15 @@ EVENTS: dict[str, Var] = {
     "bytes": Var(np.int64, _E, "bytes", "payload of a transfer on this rank; -1 if not applicable"),
     "dtype": Var(str, _E, "1", "element type of the payload; may be empty"),
     "group": Var(np.int64, _E, "1", "id of the process group, equal on all its members; -1 if none"),
-    "seq": Var(np.int64, _E, "1", "sequence number in the group, or in the (group, source, destination) pair for p2p; -1 if none"),
-    "peer": Var(np.int32, _E, "1", "global rank of the other side of a p2p, or the root of a rooted collective; -1 if none"),
+    "seq": Var(
+        np.int64,
+        _E,
+        "1",
+        "sequence number in the group, or in the (group, source, destination) pair for p2p; -1 if none",
+    ),
+    "peer": Var(
+        np.int32, _E, "1", "global rank of the other side of a p2p, or the root of a rooted collective; -1 if none"
+    ),
     "flags": Var(np.uint16, _E, "1", "bits of mappnb.terms.Flag"),
 }
 """Variables of an events dataset, dims (event,)."""
@@ -84,10 +104,14 @@ STEPS: dict[str, Var] = {
     "loss": Var(np.float64, _S, "1", "mean loss over the rank's microbatches; NaN on ranks that do not see it"),
     "grad_norm": Var(np.float64, _S, "1", "norm of the gradient before clipping; NaN if not known"),
     "lr": Var(np.float64, _S, "1", "learning rate of the first parameter group; NaN if not known"),
-    "tokens": Var(np.float64, _S, "1", "tokens that the rank's model replica processed, sequence shards of other ranks included"),
+    "tokens": Var(
+        np.float64, _S, "1", "tokens that the rank's model replica processed, sequence shards of other ranks included"
+    ),
     "microbatches": Var(np.float64, _S, "1", "microbatches that the rank ran forward"),
     "skipped": Var(np.float64, _S, "1", "1 where the optimizer skipped its update, as on overflow"),
-    "memory_bytes": Var(np.float64, _S, "bytes", "memory in use at the end of the step: allocator on a GPU, resident set on a CPU"),
+    "memory_bytes": Var(
+        np.float64, _S, "bytes", "memory in use at the end of the step: allocator on a GPU, resident set on a CPU"
+    ),
     "memory_peak_bytes": Var(np.float64, _S, "bytes", "peak of the same within the step"),
 }
 """Variables of the step table, dims (step, rank)."""
@@ -95,8 +119,15 @@ STEPS: dict[str, Var] = {
 _T = ("sample",)
 TELEMETRY: dict[str, Var] = {
     "time_ns": Var(np.int64, _T, "ns", "time of the sample on the run clock"),
-    "cpu_fraction": Var(np.float64, _T, "1", "CPU time of the process since the last sample over wall time; above 1 with several threads"),
-    "run_queue_fraction": Var(np.float64, _T, "1", "time the main thread was runnable but waited for a CPU, over wall time"),
+    "cpu_fraction": Var(
+        np.float64,
+        _T,
+        "1",
+        "CPU time of the process since the last sample over wall time; above 1 with several threads",
+    ),
+    "run_queue_fraction": Var(
+        np.float64, _T, "1", "time the main thread was runnable but waited for a CPU, over wall time"
+    ),
     "rss_bytes": Var(np.float64, _T, "bytes", "resident set of the process"),
     "host_cpu_fraction": Var(np.float64, _T, "1", "busy share of all CPUs of the host"),
     "host_memory_fraction": Var(np.float64, _T, "1", "memory in use on the host, over all of it"),

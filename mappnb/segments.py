@@ -23,7 +23,18 @@ import pyarrow.parquet as pq
 
 from mappnb.terms import Flag
 
-__all__ = ["OPEN_NAME", "SEGMENT_NAME", "TABLES", "Columns", "Index", "TableSpec", "TableWriter", "read_closed", "read_index", "read_open"]
+__all__ = [
+    "OPEN_NAME",
+    "SEGMENT_NAME",
+    "TABLES",
+    "Columns",
+    "Index",
+    "TableSpec",
+    "TableWriter",
+    "read_closed",
+    "read_index",
+    "read_open",
+]
 
 Columns = dict[str, np.ndarray[Any, Any]]
 """Columns of a table by name; all of one length."""
@@ -62,7 +73,8 @@ class TableSpec:
     def bounds(self, columns: Columns) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return (start, end) in ns of every row."""
         start = columns[self.start]
-        return start, start + columns["duration_ns"] if self.end == "+duration_ns" else columns[self.end]
+        end: np.ndarray[Any, Any] = start + columns["duration_ns"] if self.end == "+duration_ns" else columns[self.end]
+        return start, end
 
     def numpy_dtype(self, column: str) -> np.dtype[Any]:
         """Return the dtype of a column in memory: object for text."""
@@ -73,17 +85,35 @@ _I8 = dict.fromkeys(("start_ns", "duration_ns", "issue_ns", "cpu_ns", "bytes", "
 _STEP = dict.fromkeys(
     ("loss", "grad_norm", "lr", "tokens", "microbatches", "skipped", "memory_bytes", "memory_peak_bytes"), "f8"
 )
-_SAMPLE = (
-    "cpu_fraction run_queue_fraction rss_bytes host_cpu_fraction host_memory_fraction cpu_mhz net_sent_bytes "
-    "net_received_bytes sm_clock_mhz memory_clock_mhz power_w temperature_c"
-).split()
+_SAMPLE = [
+    "cpu_fraction",
+    "run_queue_fraction",
+    "rss_bytes",
+    "host_cpu_fraction",
+    "host_memory_fraction",
+    "cpu_mhz",
+    "net_sent_bytes",
+    "net_received_bytes",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "power_w",
+    "temperature_c",
+]
 TABLES: dict[str, TableSpec] = {
     "events": TableSpec(
         "events",
         {
             **_I8,
             **dict.fromkeys(("site", "step", "peer"), "i4"),
-            **{"stage": "i2", "chunk": "i2", "microbatch": "i4", "depth": "i2", "flags": "u2", "thread": "i4", "stream": "i4"},
+            **{
+                "stage": "i2",
+                "chunk": "i2",
+                "microbatch": "i4",
+                "depth": "i2",
+                "flags": "u2",
+                "thread": "i4",
+                "stream": "i4",
+            },
         },
         "start_ns",
         "+duration_ns",
@@ -141,13 +171,13 @@ def superseded(columns: Columns) -> np.ndarray[Any, Any]:
     cannot exist. The last row of a span wins.
     """
     is_open = (columns["flags"] & Flag.OPEN) != 0
-    if not is_open.any():
-        return is_open
-    key = np.rec.fromarrays([columns["thread"], columns["start_ns"], columns["site"]])
-    newest: dict[Any, int] = {k: i for i, k in enumerate(key.tolist())}
     out = np.zeros(len(is_open), bool)
-    for i in np.flatnonzero(is_open):
-        out[i] = newest[key[i].item()] != i
+    alike = np.flatnonzero(np.isin(columns["start_ns"], columns["start_ns"][is_open]))
+    newest: dict[tuple[int, int, int], int] = {}
+    for i in reversed(alike):
+        key = (int(columns["thread"][i]), int(columns["start_ns"][i]), int(columns["site"][i]))
+        last = newest.setdefault(key, i)
+        out[i] = bool(is_open[i]) and last != i
     return out
 
 
@@ -211,7 +241,9 @@ class TableWriter:
         if self._stream is None:
             self._open()
         assert self._stream is not None
-        arrays = [pa.array(columns[k], type=f.type) for k, f in zip(self.spec.columns, self.spec.arrow_schema, strict=True)]
+        arrays = [
+            pa.array(columns[k], type=f.type) for k, f in zip(self.spec.columns, self.spec.arrow_schema, strict=True)
+        ]
         batch = pa.record_batch(arrays, schema=self.spec.arrow_schema)
         self._stream.write_batch(batch, custom_metadata={_META: json.dumps(meta)})
         merge_meta(self._meta, meta)
@@ -226,7 +258,9 @@ class TableWriter:
         if self.site is None or not len(columns["site"]):
             return {}
         known = self._meta.get("sites", {})
-        return {"sites": {str(i): list(self.site(i)) for i in np.unique(columns["site"]).tolist() if str(i) not in known}}
+        return {
+            "sites": {str(i): list(self.site(i)) for i in np.unique(columns["site"]).tolist() if str(i) not in known}
+        }
 
     def _open(self) -> None:
         path = self.directory / OPEN_NAME.format(self.number)
@@ -268,7 +302,11 @@ class TableWriter:
 
     def _write_parquet(self, columns: Columns) -> None:
         rows = len(columns[self.spec.start])
-        constant = {k: v[0].item() for k, v in columns.items() if v.dtype.kind in "iu" and k != self.spec.start and (v == v[0]).all()}
+        constant = {
+            k: v[0].item()
+            for k, v in columns.items()
+            if v.dtype.kind in "iu" and k != self.spec.start and (v == v[0]).all()
+        }
         row_groups = _row_groups(self.spec, columns, rows)
         meta = {**self.header, **self._meta, "rows": rows, "row_groups": row_groups, "constant": constant}
         fields = [f for f in self.spec.arrow_schema if f.name not in constant]
@@ -283,7 +321,9 @@ class TableWriter:
             "use_dictionary": text,
             "column_encoding": split,
         }
-        write_file(self.directory / SEGMENT_NAME.format(self.number), lambda sink: pq.write_table(table, sink, **options))
+        write_file(
+            self.directory / SEGMENT_NAME.format(self.number), lambda sink: pq.write_table(table, sink, **options)
+        )
 
     def close(self) -> None:
         """Close the last segment."""
@@ -453,7 +493,9 @@ def read_open(source: Any, spec: TableSpec) -> tuple[Columns, dict[str, Any]]:
         meta["truncated"] = False
     except (pa.ArrowInvalid, OSError, ValueError, KeyError):
         meta["truncated"] = True
-    columns = _to_numpy(pa.Table.from_batches(batches, schema=batches[0].schema if batches else spec.arrow_schema), spec)
+    columns = _to_numpy(
+        pa.Table.from_batches(batches, schema=batches[0].schema if batches else spec.arrow_schema), spec
+    )
     return (_settle(columns, meta) if "flags" in columns else columns), meta
 
 
@@ -462,5 +504,7 @@ def _settle(columns: Columns, meta: Mapping[str, Any]) -> Columns:
     out = {k: v[keep] for k, v in columns.items()}
     still = (out["flags"] & (Flag.OPEN | Flag.CLIPPED)) == Flag.OPEN
     if still.any() and "now_ns" in meta:
-        out["duration_ns"] = np.where(still, np.maximum(meta["now_ns"] - out["start_ns"], out["duration_ns"]), out["duration_ns"])
+        out["duration_ns"] = np.where(
+            still, np.maximum(meta["now_ns"] - out["start_ns"], out["duration_ns"]), out["duration_ns"]
+        )
     return out

@@ -84,7 +84,9 @@ def step_timeline(events: xr.Dataset, *, labels: Mapping[int, str], width: int =
         canvas.line(LEFT, y + LANE + GAP / 2, width - svg.RIGHT, y + LANE + GAP / 2)
     for i in np.argsort(columns["block"], kind="stable").tolist():  # stripes first, blocks above
         _draw(canvas, {k: v[i] for k, v in columns.items()}, lane, scale)
-    canvas.text((LEFT + width - svg.RIGHT) / 2, height - 2, "ms from the step's first event", anchor="middle", cls="t axis")
+    canvas.text(
+        (LEFT + width - svg.RIGHT) / 2, height - 2, "ms from the step's first event", anchor="middle", cls="t axis"
+    )
     seen = [w for w in ("forward", "backward", *map(str, _STRIPES)) if w in set(columns["what"].tolist())]
     return svg.legend([(w, _colour(w)) for w in seen]) + canvas.render()
 
@@ -97,7 +99,9 @@ def _draw(canvas: svg.Canvas, shape: Mapping[str, Any], lane: Mapping[int, int],
     mark = f", microbatch {microbatch}{chunk}" if microbatch >= 0 else ""
     tip = f"rank {int(shape['rank'])}: {shape['op']}{mark}, {shape['width_ms']:.3f} ms at {shape['left_ms']:.3f} ms"
     if shape["block"]:
-        canvas.rect(x, y, w, LANE - 10, fill=_colour(str(shape["what"])), tip=tip, extra=' stroke="var(--bg)" stroke-width=".6"')
+        canvas.rect(
+            x, y, w, LANE - 10, fill=_colour(str(shape["what"])), tip=tip, extra=' stroke="var(--bg)" stroke-width=".6"'
+        )
         if w > 14 and microbatch >= 0:
             canvas.text(x + w / 2, y + (LANE - 10) / 2 + 4, str(microbatch), anchor="middle", cls="t inbar")
     else:

@@ -188,7 +188,9 @@ class RunWriter:
 
 
 def _refuse_foreign(root: Path) -> None:
-    others = [p.name for p in root.iterdir() if not p.name.endswith(".tmp") and p.name != _RUN and not _INC.match(p.name)]
+    others = [
+        p.name for p in root.iterdir() if not p.name.endswith(".tmp") and p.name != _RUN and not _INC.match(p.name)
+    ]
     if others and not (root / _RUN).exists():
         shown = ", ".join(sorted(others)[:3]) + (", ..." if len(others) > 3 else "")
         raise RunExistsError(
@@ -238,7 +240,9 @@ def _join_incarnation(root: Path, *, rank: int, world_size: int, launch: Mapping
             "launch": dict(launch),
         }
         _publish(folder / _INCARNATION, content)  # whoever was first: look again and join
-    raise RunExistsError(f"{root}: could not agree on an incarnation with the other ranks; is the storage shared and coherent?")
+    raise RunExistsError(
+        f"{root}: could not agree on an incarnation with the other ranks; is the storage shared and coherent?"
+    )
 
 
 def _continues(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
@@ -246,7 +250,9 @@ def _continues(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
     if now.get("job") and before.get("job") == now["job"]:
         return True
     counter = "TORCHELASTIC_RESTART_COUNT"
-    same = {k: v for k, v in before.items() if k not in (counter, "id")} == {k: v for k, v in now.items() if k not in (counter, "id")}
+    same = {k: v for k, v in before.items() if k not in (counter, "id")} == {
+        k: v for k, v in now.items() if k not in (counter, "id")
+    }
     return same and before.get(counter, "0").isdigit() and int(now.get(counter, "0")) > int(before.get(counter, "0"))
 
 
@@ -333,7 +339,10 @@ class Store:
                 with os.scandir(path) as entries:
                     found = [(e.name, e.stat().st_size) for e in entries if not e.name.endswith(".tmp")]
             else:
-                found = [(e["name"].rstrip("/").rsplit("/", 1)[-1], e["size"] or 0) for e in self.fs.ls(path, detail=True, refresh=True)]
+                found = [
+                    (e["name"].rstrip("/").rsplit("/", 1)[-1], e["size"] or 0)
+                    for e in self.fs.ls(path, detail=True, refresh=True)
+                ]
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(e for e in found if not e[0].endswith(".tmp"))
@@ -354,9 +363,13 @@ class Store:
 
     def _read_run(self) -> dict[str, Any]:
         if not self.fs.exists(self.root):
-            raise NotARunError(f"{self.root}: no such folder; give the folder that was passed to mappnb.record or 'mappnb exec --run-dir'")
+            raise NotARunError(
+                f"{self.root}: no such folder; give the folder that was passed to mappnb.record or 'mappnb exec --run-dir'"
+            )
         if not self.fs.isdir(self.root):
-            raise NotARunError(f"{self.root}: a file, not a run directory; to read a trace file use mappnb.import_trace(src, run_dir)")
+            raise NotARunError(
+                f"{self.root}: a file, not a run directory; to read a trace file use mappnb.import_trace(src, run_dir)"
+            )
         info = self._json(_RUN)
         if info is None:
             raise NotARunError(self._what_is_here())
@@ -374,7 +387,9 @@ class Store:
             choice = ", ".join(repr(self._path(n)) for n in runs[:4]) + (", ..." if len(runs) > 4 else "")
             return f"{self.root}: not a run directory, but it holds {len(runs)} of them; attach to one: {choice}"
         if any(_INC.match(n) for n in names):
-            return f"{self.root}: run.json is missing beside {names[0]}; restore it from the place the run was copied from"
+            return (
+                f"{self.root}: run.json is missing beside {names[0]}; restore it from the place the run was copied from"
+            )
         return f"{self.root}: not a run directory (no run.json; found {', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
 
     def incarnations(self) -> list[Incarnation]:
@@ -385,7 +400,9 @@ class Store:
                 continue
             info = self._json(name, _INCARNATION)
             if info is None:
-                self.problems.setdefault(f"{name}/{_INCARNATION}", "missing; the number of ranks is taken from the rank files")
+                self.problems.setdefault(
+                    f"{name}/{_INCARNATION}", "missing; the number of ranks is taken from the rank files"
+                )
             ranks = {}
             for file, _ in self._ls(name, _RANKS):
                 if (m := _RANK.match(file)) and (content := self._json(name, _RANKS, file)) is not None:
@@ -435,5 +452,3 @@ class Store:
         if self.local:
             return sum(f.stat().st_size for f in Path(self.root).rglob("*") if f.is_file())
         return int(self.fs.du(self.root))
-
-

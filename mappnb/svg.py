@@ -32,11 +32,15 @@ class Canvas:
     def rect(self, x: float, y: float, w: float, h: float, *, fill: str, tip: str = "", extra: str = "") -> None:
         """Draw a rectangle; ``tip`` shows when the pointer rests on it."""
         inside = f"<title>{html.escape(tip)}</title>" if tip else ""
-        self.parts.append(f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(w, 0.4):.2f}" height="{h:.2f}" fill="{fill}"{extra}>{inside}</rect>')
+        self.parts.append(
+            f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(w, 0.4):.2f}" height="{h:.2f}" fill="{fill}"{extra}>{inside}</rect>'
+        )
 
     def text(self, x: float, y: float, text: str, *, anchor: str = "start", cls: str = "t") -> None:
         """Write escaped text."""
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{cls}">{html.escape(text)}</text>')
+        self.parts.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{cls}">{html.escape(text)}</text>'
+        )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, cls: str = "grid") -> None:
         """Draw a line."""
@@ -51,7 +55,9 @@ class Canvas:
         """Return the SVG element."""
         label = html.escape(self.title, quote=True)
         body = "".join(self.parts)
-        return f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{label}" width="100%">{body}</svg>'
+        return (
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{label}" width="100%">{body}</svg>'
+        )
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -70,7 +76,16 @@ def _number(value: float) -> str:
 
 
 def line_chart(
-    x: Sequence[float], y: Sequence[float], *, title: str, x_label: str, y_label: str, colour: str, width: int = 520, height: int = 220, zero: bool = False
+    x: Sequence[float],
+    y: Sequence[float],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    colour: str,
+    width: int = 520,
+    height: int = 220,
+    zero: bool = False,
 ) -> str:
     """Return a line chart; points that are not finite are left out.
 
@@ -112,7 +127,13 @@ def line_chart(
 
 
 def stacked_bars(
-    labels: Sequence[str], parts: Sequence[tuple[str, str, Sequence[float]]], *, title: str, unit: str, width: int = 760, bar: int = 22
+    labels: Sequence[str],
+    parts: Sequence[tuple[str, str, Sequence[float]]],
+    *,
+    title: str,
+    unit: str,
+    width: int = 760,
+    bar: int = 22,
 ) -> str:
     """Return horizontal stacked bars.
 
@@ -140,9 +161,17 @@ def stacked_bars(
             w = values[i] * scale
             if w <= 0:
                 continue
-            canvas.rect(x, y, w, bar, fill=colour, tip=f"{label}: {name} {values[i]:.4g} {unit} ({values[i] / longest:.1%})")
+            canvas.rect(
+                x, y, w, bar, fill=colour, tip=f"{label}: {name} {values[i]:.4g} {unit} ({values[i] / longest:.1%})"
+            )
             if w > 44:
-                canvas.text(x + w / 2, y + bar / 2 + 4, f"{values[i]:.3g}", anchor="middle", cls="t inbar" + (" onlight" if name == "idle" else ""))
+                canvas.text(
+                    x + w / 2,
+                    y + bar / 2 + 4,
+                    f"{values[i]:.3g}",
+                    anchor="middle",
+                    cls="t inbar" + (" onlight" if name == "idle" else ""),
+                )
             x += w
     canvas.text((left + width - RIGHT) / 2, height - 2, unit, anchor="middle", cls="t axis")
     return canvas.render()
@@ -150,5 +179,7 @@ def stacked_bars(
 
 def legend(items: Sequence[tuple[str, str]]) -> str:
     """Return an HTML legend of (name, colour)."""
-    boxes = "".join(f'<span class="key"><i style="background:{colour}"></i>{html.escape(name)}</span>' for name, colour in items)
+    boxes = "".join(
+        f'<span class="key"><i style="background:{colour}"></i>{html.escape(name)}</span>' for name, colour in items
+    )
     return f'<p class="legend">{boxes}</p>'

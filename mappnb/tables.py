@@ -142,18 +142,21 @@ class TableReader:
     def _checked(self, part: _Part) -> _Part | None:
         run_id = part.meta.get("run_id")
         if run_id is None and not part.rows:
-            return None if not part.meta.get("truncated") or part.segment.size == 0 else self._unreadable(part)
+            if part.meta.get("truncated") and part.segment.size:
+                self._problem(part.segment, ValueError("no whole batch in the stream"))
+            return None
         if run_id != self.store.info["run_id"]:
             self._problem(part.segment, ValueError(f"belongs to another run ({str(run_id)[:8]})"))
             return None
         return part
 
-    def _unreadable(self, part: _Part) -> None:
-        self._problem(part.segment, ValueError("no whole batch in the stream"))
-
     def _replaced(self, segment: Segment) -> _Part | None:
         """The open segment was closed between listing and reading: take its Parquet file."""
-        again = [s for s in self.store.segments(self.spec.name, segment.incarnation, [segment.rank]) if s.number == segment.number]
+        again = [
+            s
+            for s in self.store.segments(self.spec.name, segment.incarnation, [segment.rank])
+            if s.number == segment.number
+        ]
         return self._part(again[0]) if again and again[0].closed and not segment.closed else None
 
     def _problem(self, segment: Segment, err: Exception) -> None:
@@ -176,7 +179,9 @@ class TableReader:
         else:
             try:
                 source = part.index.file or self.store.open(part.segment)
-                out = read_closed(source, self.spec, index=part.index, columns=columns, row_groups=row_groups, keep=keep)
+                out = read_closed(
+                    source, self.spec, index=part.index, columns=columns, row_groups=row_groups, keep=keep
+                )
             except Exception as err:  # noqa: BLE001 (as above)
                 self._problem(part.segment, err)
                 warnings.warn(f"{part.segment.path}: {err}; its rows are left out", stacklevel=3)
@@ -210,7 +215,9 @@ class TableReader:
             pieces = list(pool.map(load, self._span(lo, hi)))
         return np.concatenate([np.empty(0, self.spec.numpy_dtype(name)), *pieces])
 
-    def per_part(self, value: Callable[[tuple[int, int]], int], dtype: Any, lo: int = 0, hi: int | None = None) -> Array:
+    def per_part(
+        self, value: Callable[[tuple[int, int]], int], dtype: Any, lo: int = 0, hi: int | None = None
+    ) -> Array:
         """Return, for the rows ``lo`` to ``hi``, what ``value`` says of their (incarnation, rank)."""
         spans = self._span(lo, hi)
         return np.repeat(np.array([value(p.key) for p, _ in spans], dtype), [s.stop - s.start for _, s in spans])
@@ -271,7 +278,12 @@ class TableReader:
         return bounds + (["step"] if step else []) + (["site"] if site else [])
 
     def _mask(
-        self, part: _Part, rows: Columns, span: tuple[int, int] | None, steps: tuple[int, int] | None, sites: Array | None
+        self,
+        part: _Part,
+        rows: Columns,
+        span: tuple[int, int] | None,
+        steps: tuple[int, int] | None,
+        sites: Array | None,
     ) -> Array | None:
         masks = []
         if span is not None:
@@ -287,7 +299,9 @@ class TableReader:
         """Return the newest metadata of each (incarnation, rank): counters, threads, sign of life."""
         out: dict[tuple[int, int], dict[str, Any]] = {}
         for part in self.parts:
-            out.setdefault(part.key, {}).update({k: v for k, v in part.meta.items() if k not in ("sites", "row_groups")})
+            out.setdefault(part.key, {}).update(
+                {k: v for k, v in part.meta.items() if k not in ("sites", "row_groups")}
+            )
         return out
 
 
@@ -297,4 +311,3 @@ def _codes(lookup: Array, site: Array) -> Array:
         return np.full(len(site), -1, np.int32)
     known = (site >= 0) & (site < len(lookup))
     return np.where(known, lookup[np.where(known, site, 0)], np.int32(-1))
-

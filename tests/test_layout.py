@@ -61,10 +61,14 @@ def test_groups_partition_the_ranks(layout, axes):
 def test_groups_equal_megatrons(sizes):
     parallel_state = pytest.importorskip("megatron.core.parallel_state", reason="megatron-core is not installed")
     layout = Layout(**sizes)
-    dense = parallel_state.RankGenerator(tp=layout.tp, ep=1, dp=layout.dp, pp=layout.pp, cp=layout.cp, order=layout.order)
+    dense = parallel_state.RankGenerator(
+        tp=layout.tp, ep=1, dp=layout.dp, pp=layout.pp, cp=layout.cp, order=layout.order
+    )
     for axes in ("tp", "pp", "dp", "cp", "dp-cp", "tp-pp"):
         assert sorted(layout.groups(axes)) == sorted(map(tuple, dense.get_ranks(axes)))
-    expert = parallel_state.RankGenerator(tp=layout.etp, ep=layout.ep, dp=layout.edp, pp=layout.pp, cp=1, order=layout.order)
+    expert = parallel_state.RankGenerator(
+        tp=layout.etp, ep=layout.ep, dp=layout.edp, pp=layout.pp, cp=1, order=layout.order
+    )
     assert sorted(layout.groups("ep")) == sorted(map(tuple, expert.get_ranks("ep")))
 
 

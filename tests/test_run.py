@@ -64,7 +64,9 @@ def test_windows_equal_a_brute_force_filter(run, where):
         end = everything.start_ns + everything.duration_ns
         keep &= (everything.start_ns < t1 * 1e9) & ((end > t0 * 1e9) | (everything.start_ns >= t0 * 1e9))
     want = everything[keep].sort_values(["start_ns", "rank", "duration_ns", "op"]).reset_index(drop=True)
-    found = run.sel(**where).to_dataframe().sort_values(["start_ns", "rank", "duration_ns", "op"]).reset_index(drop=True)
+    found = (
+        run.sel(**where).to_dataframe().sort_values(["start_ns", "rank", "duration_ns", "op"]).reset_index(drop=True)
+    )
     assert (np.diff(run.sel(**where).start_ns) >= 0).all()
     assert len(found) == len(want) and (found[list(EVENTS)] == want[list(EVENTS)]).all(axis=None)
 
@@ -130,7 +132,11 @@ def test_html_and_script_in_names_are_escaped(tmp_path):
     evil = "<script>alert(1)</script>"
     run = mappnb.attach(make_run(tmp_path / "<b>run", name=evil))
     info = tmp_path / "<b>run/inc=000/ranks/rank=00000.json"
-    info.write_text(json.dumps({**json.loads(info.read_text()), "host": evil, "degraded": evil, "plan": evil, "versions": {evil: evil}}))
+    info.write_text(
+        json.dumps(
+            {**json.loads(info.read_text()), "host": evil, "degraded": evil, "plan": evil, "versions": {evil: evil}}
+        )
+    )
     run.refresh()
     text = run._repr_html_()
     assert "<script" not in text and "&lt;script&gt;" in text and "<b>" not in text
@@ -138,13 +144,19 @@ def test_html_and_script_in_names_are_escaped(tmp_path):
 
 
 def test_repr_is_stable(make):
-    assert repr(make("a", layout=Layout(pp=2, dp=2))) == repr(make("b", layout=Layout(pp=2, dp=2))) == "Run(4 ranks, pp2 × dp2, 1 incarnations)"
+    assert (
+        repr(make("a", layout=Layout(pp=2, dp=2)))
+        == repr(make("b", layout=Layout(pp=2, dp=2)))
+        == "Run(4 ranks, pp2 × dp2, 1 incarnations)"
+    )
 
 
 def test_steps_throughput(make):
     run = make(layout=Layout(pp=2, dp=2), num_steps=3, num_microbatches=4)
     steps = run.steps
-    np.testing.assert_allclose(steps.tokens_per_s, 2 * 4 * 64 / steps.step_s)  # two replicas of four microbatches of 64 tokens
+    np.testing.assert_allclose(
+        steps.tokens_per_s, 2 * 4 * 64 / steps.step_s
+    )  # two replicas of four microbatches of 64 tokens
     np.testing.assert_allclose(steps.mfu, steps.tokens_per_s * 1e6 / (1e12 * 4))
     assert np.isnan(steps.loss.sel(rank=[0, 1])).all() and np.isfinite(steps.loss.sel(rank=[2, 3])).all()
 

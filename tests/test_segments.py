@@ -68,7 +68,9 @@ def test_rows_come_back(tmp_path_factory, sizes, max_rows, close):
     table, first, rng = writer(path, max_rows=max_rows), 0, np.random.default_rng(0)
     given_rows = []
     for n in sizes:
-        batch = rows(n, first=first, site=rng.integers(0, 5, n), seq=rng.integers(0, 2**40, n), step=rng.integers(0, 3, n))
+        batch = rows(
+            n, first=first, site=rng.integers(0, 5, n), seq=rng.integers(0, 2**40, n), step=rng.integers(0, 3, n)
+        )
         given_rows.append(batch)
         table.append(batch)
         first += n
@@ -85,7 +87,9 @@ def test_closed_segment_is_in_order_of_start(tmp_path, rng):
     start = rng.permutation(100) * 7
     table.append(rows(100, start_ns=start))
     index = read_index(str(tmp_path / "seg-000000.parquet"))
-    np.testing.assert_array_equal(read_closed(str(tmp_path / "seg-000000.parquet"), SPEC, index=index)["start_ns"], np.sort(start))
+    np.testing.assert_array_equal(
+        read_closed(str(tmp_path / "seg-000000.parquet"), SPEC, index=index)["start_ns"], np.sort(start)
+    )
     assert index.rows == 100
 
 
@@ -132,7 +136,10 @@ def test_the_end_of_a_span_replaces_its_open_row(tmp_path):
     table.append(rows(1, start_ns=[100], duration_ns=[2000]))
     table.close()
     found, _ = read_all(tmp_path)
-    assert sorted(zip(found["start_ns"].tolist(), found["duration_ns"].tolist(), strict=True)) == [(100, 2000), (200, 150)]
+    assert sorted(zip(found["start_ns"].tolist(), found["duration_ns"].tolist(), strict=True)) == [
+        (100, 2000),
+        (200, 150),
+    ]
     assert not (found["flags"] & Flag.OPEN).any()
 
 

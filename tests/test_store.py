@@ -125,7 +125,9 @@ def test_a_damaged_segment_is_skipped_and_reported(tmp_path, damage, ended):
     pattern = "*.parquet" if ended else "open-*.arrows"
     victim = sorted((path / "inc=000/events/rank=00001").glob(pattern))[-1]
     data = victim.read_bytes()
-    victim.write_bytes({"truncate": data[:100], "zeros": bytes(len(data)), "garbage": b"x" * len(data), "empty": b""}[damage])
+    victim.write_bytes(
+        {"truncate": data[:100], "zeros": bytes(len(data)), "garbage": b"x" * len(data), "empty": b""}[damage]
+    )
     run = mappnb.attach(path)
     assert 0 < run.events.sizes["event"] < whole
     assert len(run.sel(rank=0)["rank"]) == len(mappnb.attach(path).sel(rank=0)["rank"]) > 0

@@ -31,7 +31,9 @@ def events_of(run: Run | xr.Dataset, step: int | slice | None = None) -> xr.Data
     if isinstance(run, Run):
         return run.sel(step=step)
     if not isinstance(run, xr.Dataset):
-        raise MappnbError(f"expected a Run or an events Dataset, got {type(run).__name__}; open a run with mappnb.attach(run_dir)")
+        raise MappnbError(
+            f"expected a Run or an events Dataset, got {type(run).__name__}; open a run with mappnb.attach(run_dir)"
+        )
     check(run, EVENTS, name="events")
     if step is None:
         return run

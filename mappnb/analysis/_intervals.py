@@ -34,7 +34,9 @@ def union_length(group: Array, start: Array, end: Array, num_groups: int) -> Arr
     group, start, end = group[order], start[order], end[order]
     low = start.min()
     width = np.int64(end.max() - low + 1)
-    reach = np.maximum.accumulate((end - low) + group * width)  # groups lie behind one another: one running maximum serves all
+    reach = np.maximum.accumulate(
+        (end - low) + group * width
+    )  # groups lie behind one another: one running maximum serves all
     before = np.concatenate([[np.int64(-1)], reach[:-1]])
     at = (start - low) + group * width
     added = np.maximum(reach - np.maximum(before, at), 0)
@@ -74,7 +76,9 @@ def innermost_segments(lane: Array, start: Array, end: Array) -> tuple[Array, Ar
     time = np.concatenate([start, end])
     inner = np.concatenate([np.arange(n), parent])
     is_end = np.repeat([0, 1], n)
-    rank_in = np.concatenate([np.arange(n), -np.arange(n)])  # equal times: ends first and inner before outer; then starts, outer first
+    rank_in = np.concatenate(
+        [np.arange(n), -np.arange(n)]
+    )  # equal times: ends first and inner before outer; then starts, outer first
     lanes = np.concatenate([lane, lane])
     order2 = np.lexsort((rank_in, 1 - is_end, time, lanes))
     time, inner, lanes = time[order2], inner[order2], lanes[order2]

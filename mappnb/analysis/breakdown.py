@@ -82,7 +82,9 @@ def breakdown(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.D
     good as the clock model in ``events.attrs["clock_model"]``.
     """
     events = events_of(run, step)
-    unreal = (events.category.values == Category.MARK) & ((events.flags.values & Flag.CLIPPED) != 0)  # begun, never worked in
+    unreal = (events.category.values == Category.MARK) & (
+        (events.flags.values & Flag.CLIPPED) != 0
+    )  # begun, never worked in
     events = events.isel(event=np.flatnonzero((events["step"].values >= 0) & ~unreal))
     windows = step_windows(events)
     cell, start, end, label = _segments(events, windows)
@@ -108,7 +110,7 @@ def _in_flight(events: xr.Dataset) -> Array:
     """Mask of transfers that ran beside the program: no part of the nesting of its thread."""
     category = events.category.values
     moving = (category == Category.COLLECTIVE) | (category == Category.P2P)
-    return moving & ((events.flags.values & Flag.ASYNC) != 0)
+    return np.asarray(moving & ((events.flags.values & Flag.ASYNC) != 0))
 
 
 def _segments(events: xr.Dataset, windows: _Windows) -> tuple[Array, Array, Array, Array]:
@@ -136,12 +138,15 @@ def _segments(events: xr.Dataset, windows: _Windows) -> tuple[Array, Array, Arra
 def _overlapped(events: xr.Dataset, windows: _Windows, cell: Array, start: Array, end: Array, label: Array) -> Array:
     """Return ns (step, rank) in which a transfer was in flight while the rank computed."""
     num_cells = windows.shape[0] * windows.shape[1]
-    flying = np.flatnonzero(_in_flight(events) | (events.stream.values >= 0) & (events.category.values == Category.COLLECTIVE))
+    flying = np.flatnonzero(
+        _in_flight(events) | (events.stream.values >= 0) & (events.category.values == Category.COLLECTIVE)
+    )
     first = events.start_ns.values[flying]
     last = first + events.duration_ns.values[flying]
     busy = label == BREAKDOWN.index("compute")
     a = (windows.cell[flying], first, last)
     b = (cell[busy], start[busy], end[busy])
-    both = tuple(np.concatenate(p) for p in zip(a, b, strict=True))
-    total = union_length(*a, num_cells) + union_length(*b, num_cells) - union_length(*both, num_cells)
+    both = (np.concatenate([a[0], b[0]]), np.concatenate([a[1], b[1]]), np.concatenate([a[2], b[2]]))
+    lengths = [union_length(cells, left, right, num_cells) for cells, left, right in (a, b, both)]
+    total = lengths[0] + lengths[1] - lengths[2]
     return np.asarray(total.reshape(windows.shape))

@@ -64,7 +64,7 @@ def last_arrival_ns(events: xr.Dataset) -> Array:
         ns; the event's own start where it is no transfer, no wait for one, or where no other member is known. An event of
         category ``wait`` takes the arrival of the call that it waits for.
     """
-    out = events.start_ns.values.astype(np.int64).copy()
+    out: Array = events.start_ns.values.astype(np.int64).copy()
     calls = _calls(events)
     if not calls.num_calls:
         return out
@@ -111,7 +111,12 @@ def match(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.Datas
     member = np.arange(len(index)) - first[call] if len(index) else np.empty(0, np.int64)
     shape = (calls.num_calls, int(count.max(initial=0)))
     start, duration = events.start_ns.values[index], events.duration_ns.values[index]
-    grids = {"rank": events["rank"].values[index], "start_ns": start, "end_ns": start + duration, "bytes": events.bytes.values[index]}
+    grids = {
+        "rank": events["rank"].values[index],
+        "start_ns": start,
+        "end_ns": start + duration,
+        "bytes": events.bytes.values[index],
+    }
     data: dict[str, Any] = {}
     for name, value in grids.items():
         grid = np.full(shape, -1, np.int64)
@@ -130,7 +135,9 @@ def _complete(events: xr.Dataset, calls: _Calls, index: Array, call: Array, coun
     sizes = {gid: len(g.get("ranks", [])) for gid, g in groups_of(events).items()}
     head = np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int64) if calls.num_calls else np.empty(0, np.int64)
     wanted = np.array([sizes.get(int(g), -1) for g in events.group.values[index][head]], np.int64)
-    wanted = np.where(calls.p2p, 2, wanted if sizes else count)  # a trace without a table of groups: who came is all there is
+    wanted = np.where(
+        calls.p2p, 2, wanted if sizes else count
+    )  # a trace without a table of groups: who came is all there is
     ok = count == wanted
     for name in ("op", "bytes"):
         value = events[name].values[index]
@@ -139,7 +146,11 @@ def _complete(events: xr.Dataset, calls: _Calls, index: Array, call: Array, coun
             same = same | calls.p2p[call]
         ok &= np.bincount(call, weights=same, minlength=calls.num_calls) == count
     ranks = events["rank"].values[index]
-    twice = np.concatenate([[False], (ranks[1:] == ranks[:-1]) & (call[1:] == call[:-1])]) if len(ranks) else np.empty(0, bool)
+    twice = (
+        np.concatenate([[False], (ranks[1:] == ranks[:-1]) & (call[1:] == call[:-1])])
+        if len(ranks)
+        else np.empty(0, bool)
+    )
     ok[call[twice & ~calls.p2p[call]]] = False
     both = np.bincount(call, weights=events.op.values[index] == Op.SEND, minlength=calls.num_calls)
     return ok & (~calls.p2p | (both == 1))

@@ -51,11 +51,15 @@ def step_statistics(run: Run, *, skip_first: int = 1) -> pd.Series[Any]:
             "step_s_p90": float(np.quantile(length, 0.9)),
             "step_s_max": float(length.max()),
             "slowest_step": int(timed["step"].values[length.argmax()]),
-            "tokens_per_s": float(np.nanmedian(timed.tokens_per_s)) if np.isfinite(timed.tokens_per_s).any() else np.nan,
+            "tokens_per_s": float(np.nanmedian(timed.tokens_per_s))
+            if np.isfinite(timed.tokens_per_s).any()
+            else np.nan,
             "mfu": float(np.nanmedian(timed.mfu)) if np.isfinite(timed.mfu).any() else np.nan,
             "loss_first": float(loss[0]),
             "loss_last": float(loss[-1]),
-            "grad_norm_last": float(np.nanmax(whole.grad_norm.values[-1])) if np.isfinite(whole.grad_norm[-1]).any() else np.nan,
+            "grad_norm_last": float(np.nanmax(whole.grad_norm.values[-1]))
+            if np.isfinite(whole.grad_norm[-1]).any()
+            else np.nan,
         }
     )
 
@@ -78,5 +82,12 @@ def op_statistics(run: Run | xr.Dataset, *, step: int | slice | None = None) -> 
     names = ["category", "op", "phase"]
     frame = pd.DataFrame({n: pd.Categorical(events[n].values) for n in names} | {"s": events.duration_ns.values / 1e9})
     grouped = frame.groupby(names, observed=True)["s"]
-    table = grouped.agg(count="count", total_s="sum", median_s="median", p90_s=lambda s: s.quantile(0.9))
+    table = pd.DataFrame(
+        {
+            "count": grouped.count(),
+            "total_s": grouped.sum(),
+            "median_s": grouped.median(),
+            "p90_s": grouped.quantile(0.9),
+        }
+    )
     return table.sort_values("total_s", ascending=False)

@@ -42,7 +42,9 @@ def test_bubble_phases_of_1f1b(make):
     makespan = (m + p - 1) * 3 * f
     np.testing.assert_allclose(bubble.sum("phase"), makespan - m * 3 * f)
     last = bubble.sel(rank=p - 1)
-    np.testing.assert_allclose(last.sel(phase="warm_up"), (p - 1) * f)  # its first backward follows its first forward at once
+    np.testing.assert_allclose(
+        last.sel(phase="warm_up"), (p - 1) * f
+    )  # its first backward follows its first forward at once
     np.testing.assert_allclose(last.sel(phase="cool_down"), (p - 1) * 2 * f)
 
 
@@ -64,11 +66,15 @@ def test_breakdown_of_known_times(make):
     np.testing.assert_allclose(seconds.sel(category="optimizer"), 0.003)
     np.testing.assert_allclose(seconds.sel(category=["data", "checkpoint", "host"]), 0)
     # the all-reduce takes 2 ms after its last member; rank 0's eight backward inputs arrive 1 ms late at most
-    assert ((seconds.sel(category="transfer") >= 0.002 - 1e-9) & (seconds.sel(category="transfer") <= 0.002 + 2 * m * p2p)).all()
+    assert (
+        (seconds.sel(category="transfer") >= 0.002 - 1e-9) & (seconds.sel(category="transfer") <= 0.002 + 2 * m * p2p)
+    ).all()
 
 
 def test_a_slow_rank_makes_its_peer_wait_not_itself(make):
-    seconds = analysis.breakdown(make(layout=Layout(dp=4), slow={2: 2.0}, num_microbatches=4), step=1).seconds.isel(step=0)
+    seconds = analysis.breakdown(make(layout=Layout(dp=4), slow={2: 2.0}, num_microbatches=4), step=1).seconds.isel(
+        step=0
+    )
     wait = seconds.sel(category="wait_peer")
     assert float(wait.sel(rank=2)) == 0
     np.testing.assert_allclose(wait.sel(rank=[0, 1, 3]), 4 * 3 * 0.010)  # exactly what rank 2 takes longer
@@ -80,12 +86,26 @@ def test_blocking_wait_inside_a_forward_is_not_compute():
             dict(category="compute", op="forward_step", phase="forward", start_ns=0, duration_ns=100),
             dict(category="collective", op="all_reduce", start_ns=20, duration_ns=50, group=7, seq=0, bytes=8, depth=1),
             dict(category="compute", op="forward_step", phase="forward", start_ns=0, duration_ns=100, rank=1),
-            dict(category="collective", op="all_reduce", start_ns=60, duration_ns=10, group=7, seq=0, bytes=8, depth=1, rank=1),
+            dict(
+                category="collective",
+                op="all_reduce",
+                start_ns=60,
+                duration_ns=10,
+                group=7,
+                seq=0,
+                bytes=8,
+                depth=1,
+                rank=1,
+            ),
         ]
     )
     seconds = analysis.breakdown(ds).seconds.isel(step=0) * 1e9
-    np.testing.assert_allclose(seconds.sel(rank=0, category=["compute", "wait_peer", "transfer", "idle"]), [50, 40, 10, 0])
-    np.testing.assert_allclose(seconds.sel(rank=1, category=["compute", "wait_peer", "transfer", "idle"]), [90, 0, 10, 0])
+    np.testing.assert_allclose(
+        seconds.sel(rank=0, category=["compute", "wait_peer", "transfer", "idle"]), [50, 40, 10, 0]
+    )
+    np.testing.assert_allclose(
+        seconds.sel(rank=1, category=["compute", "wait_peer", "transfer", "idle"]), [90, 0, 10, 0]
+    )
 
 
 def test_transfer_in_flight_beside_compute_is_overlap():
@@ -93,7 +113,17 @@ def test_transfer_in_flight_beside_compute_is_overlap():
     ds = events(
         [
             dict(category="compute", op="backward_step", phase="backward", start_ns=0, duration_ns=100),
-            dict(category="collective", op="reduce_scatter", start_ns=60, duration_ns=80, group=7, seq=0, bytes=8, flags=flags, depth=1),
+            dict(
+                category="collective",
+                op="reduce_scatter",
+                start_ns=60,
+                duration_ns=80,
+                group=7,
+                seq=0,
+                bytes=8,
+                flags=flags,
+                depth=1,
+            ),
             dict(category="wait", op="wait", name="reduce_scatter", start_ns=110, duration_ns=30, group=7, seq=0),
         ]
     )
@@ -149,9 +179,7 @@ def test_match_pairs_every_member_once(make):
     assert calls.sizes["call"] == 2 * 3 + 2 * 2 * 4 * 3  # forward and backward transfer per pipeline, microbatch, step
 
 
-@pytest.mark.parametrize(
-    ("column", "value"), [("bytes", 12345), ("op", "broadcast"), ("seq", 99), ("group", 5)]
-)
+@pytest.mark.parametrize(("column", "value"), [("bytes", 12345), ("op", "broadcast"), ("seq", 99), ("group", 5)])
 def test_match_sees_a_member_that_disagrees(make, column, value):
     ds = make(layout=Layout(dp=2), num_steps=2).sel()
     at = int(np.flatnonzero((ds.op == "all_reduce") & (ds["rank"] == 1))[0])

@@ -30,7 +30,9 @@ def test_union_length(intervals):
 @given(INTERVALS, st.integers(-(2**40), 2**40))
 def test_union_does_not_depend_on_the_origin(intervals, shift):
     group, start, end = arrays(intervals)
-    np.testing.assert_array_equal(union_length(group, start, end, 3), union_length(group, start + shift, end + shift, 3))
+    np.testing.assert_array_equal(
+        union_length(group, start, end, 3), union_length(group, start + shift, end + shift, 3)
+    )
 
 
 @given(INTERVALS)
