@@ -166,6 +166,7 @@ class _Job:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         forward_backward = forward_backward_func or get_forward_backward_func()
+        stop.training = True
         for step in range(self.settings.steps):
             start_s = time.perf_counter()
             losses, grad_norm = self._train_step(step, forward_backward)

@@ -20,10 +20,18 @@ PR_SET_PDEATHSIG = 1
 
 
 class StopFlag:
-    """Says whether this rank was told to stop after the current step."""
+    """Says whether this rank was told to stop after the current step.
+
+    Attributes
+    ----------
+    is_set : bool
+        True once `set` was called.
+    training : bool
+        True while there is a current step, so that stopping can wait for its end.
+    """
 
     def __init__(self) -> None:
-        self.is_set = False
+        self.is_set = self.training = False
         self._first_s = 0.0
 
     def set(self) -> None:
@@ -48,6 +56,8 @@ def stop_at_sigint() -> Iterator[StopFlag]:
 
     def handler(_signal: int, _frame: FrameType | None) -> None:
         flag.set()
+        if not flag.training:  # still starting: there is nothing to finish
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, handler)
     try:

@@ -22,8 +22,8 @@ from mappnb.testing.gpt import SettingsError, StepReport, TrainResult, TrainSett
 from mappnb.testing.launch import LaunchError, launch
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = TrainSettings(hidden=64, sequence_length=32, steps=4)
-TOLERANCE = 1e-5
+TINY = TrainSettings(hidden=64, sequence_length=32, steps=6, lr=3e-3)
+TOLERANCE = 1e-5  # measured: layouts agree to 2e-7, a forgotten sum of norm gradients makes 3e-4
 HAVE_MEGATRON = bool(importlib.util.find_spec("torch") and importlib.util.find_spec("megatron"))
 needs_megatron = pytest.mark.skipif(not HAVE_MEGATRON, reason="needs torch and megatron-core")
 dist = [pytest.mark.dist, needs_megatron, pytest.mark.timeout(300)]
@@ -79,8 +79,9 @@ def test_losses_equal_those_of_one_process(reference, world_size, changes):
     expected = reference(**{name: changes[name] for name in MODEL if name in changes})
     result = launch(dataclasses.replace(TINY, **changes), world_size=world_size)
     assert difference(result, expected) <= TOLERANCE
-    norms = zip(result.grad_norms, expected.grad_norms, strict=True)
-    assert max(abs(a - b) / b for a, b in norms) <= 1e-4
+    norm_errors = [abs(a - b) / b for a, b in zip(result.grad_norms, expected.grad_norms, strict=True)]
+    assert norm_errors[0] <= TOLERANCE
+    assert max(norm_errors) <= 1e-3
     assert result.world_size == world_size
     assert result.losses[-1] < result.losses[0] - 0.2, "the model learns"
 
@@ -105,7 +106,6 @@ def child_script(tmp_path, monkeypatch, body):
 
 
 @pytest.mark.dist
-@pytest.mark.slow
 @needs_megatron
 def test_forgotten_sequence_parallel_mark_is_noticed(reference, tmp_path, monkeypatch):
     """The tolerance discriminates: norms whose gradients are not summed over the tensor-parallel ranks."""
@@ -115,7 +115,12 @@ def test_forgotten_sequence_parallel_mark_is_noticed(reference, tmp_path, monkey
         """
         from mappnb.testing import gpt_spec
         import torch
-        gpt_spec.TorchNorm = lambda config, hidden_size, eps=1e-5, **_: torch.nn.LayerNorm(hidden_size, eps=eps)
+
+        class UnmarkedNorm:
+            def __new__(cls, config, hidden_size, eps=1e-5, **_):
+                return torch.nn.LayerNorm(hidden_size, eps=eps)
+
+        gpt_spec.TorchNorm = UnmarkedNorm
         """,
     )
     broken = launch(dataclasses.replace(TINY, tp=2, sequence_parallel=True), world_size=2, start="fork")
@@ -307,11 +312,11 @@ def test_ranks_do_not_outlive_a_killed_launcher(start):
 @needs_megatron
 def test_runs_under_torchrun_with_flags(reference, tmp_path):
     result_path = tmp_path / "result.json"
-    flags = ["--pp", "2", "--hidden", "64", "--sequence-length", "32", "--steps", "4", "--result", str(result_path)]
+    flags = ["--pp", "2", "--hidden", "64", "--sequence-length", "32", "--steps", "6", "--lr", "3e-3"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "-m", "mappnb.testing.gpt", *flags],
+        [*command, "-m", "mappnb.testing.gpt", *flags, "--result", str(result_path)],
         env=env,
         capture_output=True,
         text=True,
