@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.schema import SITE_FIELDS
-from mappnb.segments import TABLES, Columns, Index, read_closed, read_index, read_open
+from mappnb.segments import TABLES, Columns, Index, read_closed, read_index, read_open, verify_closed
 from mappnb.store import Segment, Store
 
 __all__ = ["Sites", "TableReader"]
@@ -214,6 +214,15 @@ class TableReader:
         with ThreadPoolExecutor(_WORKERS) as pool:
             pieces = list(pool.map(load, self._span(lo, hi)))
         return np.concatenate([np.empty(0, self.spec.numpy_dtype(name)), *pieces])
+
+    def verify(self) -> None:
+        """Decode every closed segment with its checksums; what is wrong goes to ``store.problems``."""
+        for part in self.parts:
+            try:
+                if part.index is not None and verify_closed(self.store.open(part.segment)) != part.index.rows:
+                    raise ValueError(f"does not hold the {part.index.rows} rows that its index says")
+            except Exception as err:  # noqa: BLE001 (whatever a corrupt file makes pyarrow raise)
+                self._problem(part.segment, err)
 
     def per_part(
         self, value: Callable[[tuple[int, int]], int], dtype: Any, lo: int = 0, hi: int | None = None

@@ -94,8 +94,8 @@ def match(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.Datas
     -------
     Dataset, dims (call, member)
         ``group, op, seq, incarnation, step`` (call,); ``rank, start_ns, end_ns, bytes`` (call, member), -1 where a call has fewer
-        members than others; ``complete`` (call,): every member of the group is there once and agrees on op and bytes, or both
-        sides of a transfer are. Members are in the order of their ranks.
+        members than others; ``complete`` (call,): every member of the group is there once and agrees on op and bytes (an
+        all-to-all may send uneven shares), or both sides of a transfer are. Members are in the order of their ranks.
 
     Notes
     -----
@@ -142,8 +142,7 @@ def _complete(events: xr.Dataset, calls: _Calls, index: Array, call: Array, coun
     for name in ("op", "bytes"):
         value = events[name].values[index]
         same = value == value[head[call]]
-        if name == "op":
-            same = same | calls.p2p[call]
+        same = same | (calls.p2p[call] if name == "op" else events.op.values[index] == Op.ALL_TO_ALL)
         ok &= np.bincount(call, weights=same, minlength=calls.num_calls) == count
     ranks = events["rank"].values[index]
     twice = (

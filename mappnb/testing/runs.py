@@ -12,7 +12,6 @@ import numpy as np
 from mappnb.layout import Layout
 from mappnb.segments import TABLES, Columns
 from mappnb.store import RunWriter
-
 from mappnb.testing.synthetic import SyntheticStep, group_id
 
 __all__ = ["make_run"]
