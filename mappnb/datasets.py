@@ -14,7 +14,7 @@ from xarray.core import indexing
 from mappnb.clockmodel import ClockModel
 from mappnb.layout import Layout
 from mappnb.schema import EVENTS, FORMAT_VERSION, METRICS, SITE_FIELDS, STEPS, TELEMETRY, Var
-from mappnb.segments import Columns
+from mappnb.table_specs import Columns
 from mappnb.tables import TableReader
 
 __all__ = ["events_lazy", "events_window", "groups_of", "layout_of", "samples", "steps_dataset"]

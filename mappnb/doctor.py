@@ -121,7 +121,7 @@ def _chromium() -> Finding:
 
 
 def _folder(path: Path) -> Finding:
-    from mappnb.segments import write_file
+    from mappnb.segment_writer import write_file
 
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 from mappnb import analysis
 from mappnb.display import bytes_text
 from mappnb.run import Run, attach
-from mappnb.segments import TABLES
+from mappnb.table_specs import TABLES
 from mappnb.terms import Flag
 
 __all__ = ["check_run", "info_text"]

@@ -14,7 +14,7 @@ import xarray as xr
 from mappnb import analysis, palette, svg
 from mappnb.display import bytes_text
 from mappnb.run import Run, attach
-from mappnb.segments import write_file
+from mappnb.segment_writer import write_file
 from mappnb.stepview import step_timeline
 from mappnb.terms import BREAKDOWN
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from mappnb.schema import SITE_FIELDS
-from mappnb.segments import TABLES, Columns, Index, read_closed, read_index, read_open, verify_closed
+from mappnb.segments import Index, read_closed, read_index, read_open, verify_closed
 from mappnb.store import Segment, Store
+from mappnb.table_specs import TABLES, Columns
 
 __all__ = ["Sites", "TableReader"]
 

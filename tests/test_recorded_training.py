@@ -139,7 +139,9 @@ def test_recording_is_complete_and_changes_no_loss(recorded, world_size, changes
     check_nesting(frame)
     check_steps(run, result, settings)
     unwaited = (frame.op == "send") & (frame["flags"] == int(Flag.ASYNC | Flag.CLIPPED))
-    assert unwaited.sum() <= (settings.steps * world_size if settings.vpp > 1 else 0)  # Megatron never waits for the last send
+    assert unwaited.sum() <= (
+        settings.steps * world_size if settings.vpp > 1 else 0
+    )  # Megatron never waits for the last send
     assert not (frame[~unwaited]["flags"] & int(Flag.OPEN | Flag.CLIPPED | Flag.REPAIRED | Flag.FAILED)).any()
 
 
@@ -193,7 +195,9 @@ def check_nesting(frame):
     """Spans of one thread nest, transfers in flight apart; depth is the number of enclosing spans."""
     blocking = frame[(frame["flags"] & int(Flag.ASYNC)) == 0]
     for _, rows in blocking.groupby(["rank", "thread"]):
-        rows = rows.assign(end=rows.start_ns + rows.duration_ns).sort_values(["start_ns", "end"], ascending=[True, False])
+        rows = rows.assign(end=rows.start_ns + rows.duration_ns).sort_values(
+            ["start_ns", "end"], ascending=[True, False]
+        )
         stack: list[int] = []
         for start, end in zip(rows.start_ns, rows.end, strict=True):
             while stack and stack[-1] <= start:
@@ -211,7 +215,9 @@ def check_steps(run, result, settings):
     np.testing.assert_allclose(steps.tokens_per_s * steps.step_s, settings.tokens_per_step)
     assert (steps.memory_bytes > 1e7).all() and (steps.memory_peak_bytes >= steps.memory_bytes).all()
     parts = analysis.breakdown(run)
-    np.testing.assert_allclose(parts.seconds.sum("category"), np.broadcast_to(parts.window_s.values[:, None], parts.seconds.shape[:2]))
+    np.testing.assert_allclose(
+        parts.seconds.sum("category"), np.broadcast_to(parts.window_s.values[:, None], parts.seconds.shape[:2])
+    )
     assert (parts.seconds.sel(category="compute") > 0).all()
     if settings.experts:
         metrics = run.metrics.to_dataframe()

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mappnb.segments import TABLES, TableWriter, read_closed, read_index, read_open, superseded
+from mappnb.segment_writer import TableWriter
+from mappnb.segments import read_closed, read_index, read_open
+from mappnb.table_specs import TABLES, superseded
 from mappnb.terms import Flag
 
 SPEC = TABLES["events"]

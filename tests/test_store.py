@@ -10,9 +10,10 @@ import pytest
 
 import mappnb
 from mappnb.errors import FormatVersionError, NotARunError, RunExistsError
+from mappnb.joining import RunWriter
 from mappnb.layout import Layout
 from mappnb.schema import FORMAT_VERSION
-from mappnb.store import RunWriter, Store
+from mappnb.store import Store
 from mappnb.testing.runs import make_run
 
 LAUNCH = {"MASTER_PORT": "1", "id": "a"}

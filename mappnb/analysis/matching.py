@@ -152,4 +152,4 @@ def _complete(events: xr.Dataset, calls: _Calls, index: Array, call: Array, coun
     )
     ok[call[twice & ~calls.p2p[call]]] = False
     both = np.bincount(call, weights=events.op.values[index] == Op.SEND, minlength=calls.num_calls)
-    return ok & (~calls.p2p | (both == 1))
+    return np.asarray(ok & (~calls.p2p | (both == 1)))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mappnb.joining import RunWriter
 from mappnb.layout import Layout
-from mappnb.segments import TABLES, Columns
-from mappnb.store import RunWriter
+from mappnb.table_specs import TABLES, Columns
 from mappnb.testing.synthetic import SyntheticStep, group_id
 
 __all__ = ["make_run"]

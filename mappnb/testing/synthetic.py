@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.layout import Layout
-from mappnb.segments import TABLES, Columns
+from mappnb.table_specs import TABLES, Columns
 from mappnb.terms import Category, Op, Phase
 
 __all__ = ["SyntheticStep", "group_id"]
