@@ -107,10 +107,9 @@ def events_window(
     }
     data = {}
     for name, var in EVENTS.items():
-        if name in have:
-            value = have[name]
-        else:
-            value = reader.sites.values(name)[site] if name in SITE_FIELDS else columns[name][order]
+        if name in SITE_FIELDS:
+            have[name] = reader.sites.values(name)[site]
+        value = have[name] if name in have else columns[name][order]
         data[name] = xr.Variable(var.dims, value, _variable_attrs(var))
     return xr.Dataset(data, attrs=dict(attrs))
 

@@ -52,9 +52,8 @@ def demo(args: argparse.Namespace) -> int:
         return 130
     print(terminal_report(run))
     print(f"report    {write_report(run)}")
-    print(
-        f"took      {time.monotonic() - began:.0f} s\n\nopen next, in a notebook (make lab):\n\n{_indented(next_steps(str(run_dir), summary(run)['step']))}"
-    )
+    print(f"took      {time.monotonic() - began:.0f} s\n\nopen next, in a notebook (make lab):\n")
+    print(_indented(next_steps(str(run_dir), summary(run)["step"])))
     return 130 if stopped else 0
 
 

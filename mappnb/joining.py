@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -21,16 +22,20 @@ from mappnb.table_specs import TABLES
 
 __all__ = ["RunWriter", "continues"]
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)  # of the file system
+
 
 def _publish(path: Path, content: Mapping[str, Any]) -> bool:
     """Write a JSON file that must not exist yet; False if another process was first. The content is whole or absent."""
     tmp = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
-    tmp.write_text(json.dumps(content, indent=1))
     try:
+        tmp.write_text(json.dumps(content, indent=1))
         os.link(tmp, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links
+    except OSError as err:
+        if err.errno not in _NO_LINKS:
+            raise
         with contextlib.suppress(FileExistsError), open(path, "x") as sink:
             sink.write(json.dumps(content, indent=1))
             return True
@@ -38,6 +43,11 @@ def _publish(path: Path, content: Mapping[str, Any]) -> bool:
     finally:
         tmp.unlink(missing_ok=True)
     return True
+
+
+def _plain(value: Any) -> Any:
+    """Return a NumPy number or a tensor as plain values, anything else as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 @dataclass
@@ -137,7 +147,7 @@ class RunWriter:
         }
         path = self._rank_file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, lambda sink: sink.write(json.dumps(whole, indent=1).encode()))
+        write_file(path, lambda sink: sink.write(json.dumps(whole, indent=1, default=_plain).encode()))
 
     def reserve(self, size: int = 16384) -> None:
         """Hold back a little space, so that a note can still be left when the disk is full (:meth:`release`)."""

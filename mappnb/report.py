@@ -37,7 +37,8 @@ border-radius:2px;margin-right:5px;vertical-align:-1px}
 table{border-collapse:collapse;font-size:13.5px;font-variant-numeric:tabular-nums}
 th,td{padding:3px 12px 3px 0;border-bottom:1px solid var(--line);text-align:right}th:first-child,td:first-child{text-align:left}
 .scroll{overflow-x:auto}.warn{border-left:4px solid #d55e00;background:var(--card);padding:8px 12px}
-code,pre{font:13px ui-monospace,monospace}pre{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;overflow-x:auto}
+code,pre{font:13px ui-monospace,monospace}
+pre{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;overflow-x:auto}
 details{margin:6px 0;color:var(--dim)}
 """
 

@@ -58,7 +58,7 @@ class Sites:
 
 
 def _site(row: list[Any]) -> tuple[Any, ...]:
-    """A stored description as a tuple of this version's length; text and numbers only."""
+    """Return a stored description as a tuple of this version's length; text and numbers only."""
     text = [str(v) for v in row[:4]] + [""] * (4 - len(row))
     layer = row[4] if len(row) > 4 and isinstance(row[4], int) else -1
     return (*text, layer, str(row[5]) if len(row) > 5 else "")
@@ -88,7 +88,7 @@ class TableReader:
     store : Store
         The run directory.
     name : str
-        Key of ``mappnb.segments.TABLES``.
+        Key of ``mappnb.table_specs.TABLES``.
     incarnations : list of int
         Those to read.
     """
@@ -152,7 +152,7 @@ class TableReader:
         return part
 
     def _replaced(self, segment: Segment) -> _Part | None:
-        """The open segment was closed between listing and reading: take its Parquet file."""
+        """Take the Parquet file of an open segment that was closed between listing and reading."""
         again = [
             s
             for s in self.store.segments(self.spec.name, segment.incarnation, [segment.rank])

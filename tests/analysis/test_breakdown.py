@@ -206,5 +206,5 @@ def test_op_statistics_counts(make):
 def test_messages(make):
     with pytest.raises(SchemaError, match="no variable 'incarnation'"):
         analysis.breakdown(xr.Dataset({"a": ("event", [1])}))
-    with pytest.raises(MappnbError, match="open a run with mappnb.attach"):
+    with pytest.raises(MappnbError, match=r"open a run with mappnb\.attach"):
         analysis.breakdown("demo-run")
