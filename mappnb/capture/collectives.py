@@ -150,8 +150,8 @@ def _collective(operations: Operations, call: Call, original: Function) -> Funct
             tensor = first_tensor(value)
             size = num_bytes(value) * group.size if call.per_member else num_bytes(value)
             peer = group.global_rank(root_of(args, kwargs, call.root)) if call.root >= 0 else -1
-            operation = operations.make(call.op, group, size, None if tensor is None else tensor.dtype, peer)
-            operation.on_host = tensor is None or tensor.is_cpu
+            operation = operations.make(call.op, group, size, getattr(tensor, "dtype", None), peer)
+            operation.on_host = getattr(tensor, "is_cpu", True)
             sync = is_sync(args, kwargs)
         except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)

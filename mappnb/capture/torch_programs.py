@@ -215,7 +215,9 @@ class _TorchHooks:
             self.session.fail("model", err)
 
     def _is_new_root(self, module: Any) -> bool:
-        return not self.steps.in_forward and id(module) not in self._roots and _trains(module)
+        if self.steps.in_forward or id(module) in self._roots or not _trains(module):
+            return False
+        return bool(self._get_spans().graph_task() == -1)  # a call inside a backward pass is a recomputation
 
     def _attach_root(self, model: Any) -> Any:
         self._roots.append(id(model))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
+import importlib.util
 import multiprocessing as mp
 import os
 import pickle
 import socket
+import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,18 +25,20 @@ def run_ranks(
     function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0, preload: tuple[str, ...] = ()
 ) -> list[Any]:
     """Return what ``function(*args)`` returns on each rank; ``RANK`` and the like are set, nothing is initialised."""
+    where = (function.__code__.co_filename, function.__name__)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOAD, *preload])
     with tempfile.TemporaryDirectory() as folder:
         port = _free_port()
         processes = [
-            context.Process(target=_rank, args=(function, rank, world_size, port, folder, args), daemon=True)
+            context.Process(target=_rank, args=(where, rank, world_size, port, folder, timeout_s, args), daemon=True)
             for rank in range(world_size)
         ]
         for process in processes:
             process.start()
+        end_s = time.monotonic() + timeout_s
         for process in processes:
-            process.join(timeout_s)
+            process.join(max(0.0, end_s - time.monotonic()))
         for process in processes:
             if process.is_alive():
                 process.kill()
@@ -41,15 +47,30 @@ def run_ranks(
 
 def _result(path: Path, rank: int) -> Any:
     if not path.exists():
-        raise RuntimeError(f"rank {rank} gave no result: it hung or died")
+        stacks = path.with_name(f"{rank}.stacks")
+        where = stacks.read_text() if stacks.exists() else ""
+        raise RuntimeError(f"rank {rank} gave no result: it hung or died\n{where}")
     ok, value = pickle.loads(path.read_bytes())
     if not ok:
         raise RuntimeError(f"rank {rank} failed:\n{value}")
     return value
 
 
+def _load(where: tuple[str, str]) -> Callable[..., Any]:
+    """The function, from its file: pytest's names of test modules mean nothing in another process."""
+    file, name = where
+    tests = str(Path(__file__).parents[1])
+    if tests not in sys.path:
+        sys.path.insert(0, tests)
+    spec = importlib.util.spec_from_file_location(f"job_{Path(file).stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
 def _rank(
-    function: Callable[..., Any], rank: int, world_size: int, port: int, folder: str, args: tuple[Any, ...]
+    where: tuple[str, str], rank: int, world_size: int, port: int, folder: str, timeout_s: float, args: tuple[Any, ...]
 ) -> None:
     os.environ.update(
         RANK=str(rank),
@@ -62,8 +83,10 @@ def _rank(
     import torch
 
     torch.set_num_threads(1)
+    stacks = open(Path(folder) / f"{rank}.stacks", "w")  # noqa: SIM115 (open until the end)
+    faulthandler.dump_traceback_later(timeout_s - 5.0, file=stacks)
     try:
-        outcome = (True, function(*args))
+        outcome = (True, _load(where)(*args))
     except BaseException:
         outcome = (False, traceback.format_exc())
     path = Path(folder) / str(rank)
