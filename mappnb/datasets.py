@@ -110,7 +110,7 @@ def events_window(
         if name in SITE_FIELDS:
             have[name] = reader.sites.values(name)[site]
         value = have[name] if name in have else columns[name][order]
-        data[name] = xr.Variable(var.dims, value, _variable_attrs(var))
+        data[name] = xr.Variable(var.dims, value, _variable_attrs(var), fastpath=True)  # no look for dates in text
     return xr.Dataset(data, attrs=dict(attrs))
 
 

@@ -39,9 +39,13 @@ class Index:
     footer: Any = None
     file: Any = None
     rows: int = field(init=False)
+    bounds: tuple[int, int, int, int] = field(init=False, default=(0, 0, 0, 0))
 
     def __post_init__(self) -> None:
-        self.rows = int(self.row_groups[:, 4].sum())
+        groups = self.row_groups
+        self.rows = int(groups[:, 4].sum())
+        if len(groups):
+            self.bounds = (int(groups[:, 0].min()), int(groups[:, 1].max()), int(groups[:, 2].min()), int(groups[:, 3].max()))
 
     def read(self, source: Any, row_groups: list[int], columns: list[str]) -> pa.Table:
         """Decode row groups; a local file stays open for the next call."""
@@ -55,6 +59,11 @@ class Index:
 
     def overlapping(self, time_ns: tuple[int, int] | None, steps: tuple[int, int] | None) -> list[int]:
         """Return the row groups that may hold rows of a window: ``[t0, t1)`` in ns, steps first to last inclusive."""
+        first, end, low, high = self.bounds
+        if time_ns is not None and (first >= time_ns[1] or end < time_ns[0]):
+            return []
+        if steps is not None and (low > steps[1] or high < steps[0]):
+            return []
         groups = self.row_groups
         keep = np.ones(len(groups), bool)
         if time_ns is not None:

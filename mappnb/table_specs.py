@@ -21,6 +21,9 @@ OPEN_NAME = "open-{:06d}.arrows"
 META = b"mappnb"
 
 
+_DTYPES: dict[str, np.dtype[Any]] = {d: np.dtype(d) for d in ("i8", "i4", "i2", "u2", "f8")} | {"str": np.dtype(object)}
+
+
 @dataclass(frozen=True, slots=True)
 class TableSpec:
     """What a stored table looks like.
@@ -54,7 +57,7 @@ class TableSpec:
 
     def numpy_dtype(self, column: str) -> np.dtype[Any]:
         """Return the dtype of a column in memory: object for text."""
-        return np.dtype(object if self.columns[column] == "str" else self.columns[column])
+        return _DTYPES[self.columns[column]]
 
 
 _I8 = dict.fromkeys(("start_ns", "duration_ns", "issue_ns", "cpu_ns", "bytes", "seq", "group"), "i8")

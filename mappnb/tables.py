@@ -267,20 +267,31 @@ class TableReader:
         need = list(dict.fromkeys([*wanted, *self._needed(time_ns is not None, steps is not None, sites is not None)]))
         parts = [p for p in self.parts if keys is None or p.key in keys]
 
-        def load(part: _Part) -> Columns:
-            span = None if time_ns is None else time_ns(part.key)
-            groups = None if part.index is None else part.index.overlapping(span, steps)
-            if groups is not None and not groups:
-                return {c: np.empty(0, self.spec.numpy_dtype(c)) for c in wanted}
+        def load(item: tuple[_Part, tuple[int, int] | None, list[int] | None]) -> Columns:
+            part, span, groups = item
             rows = self._read(part, need, groups, lambda found: self._mask(part, found, span, steps, sites))
             return {c: rows[c] for c in wanted}
 
+        items = self._touched(parts, time_ns, steps)
+        parts = [part for part, _, _ in items]
         with ThreadPoolExecutor(_WORKERS) as pool:
-            pieces = list(pool.map(load, parts))
+            pieces = list(pool.map(load, items))
         counts = [len(p[wanted[0]]) for p in pieces]
         out = {c: np.concatenate([np.empty(0, self.spec.numpy_dtype(c)), *(p[c] for p in pieces)]) for c in wanted}
         place = np.array([p.key for p in parts], np.int32).reshape(-1, 2)
         return out, np.repeat(place[:, 0], counts), np.repeat(place[:, 1], counts)
+
+    def _touched(
+        self, parts: list[_Part], time_ns: Callable[[tuple[int, int]], tuple[int, int]] | None, steps: tuple[int, int] | None
+    ) -> list[tuple[_Part, tuple[int, int] | None, list[int] | None]]:
+        """Return the parts that may hold rows of a window, each with the window on its own clock and the row groups to decode."""
+        out: list[tuple[_Part, tuple[int, int] | None, list[int] | None]] = []
+        for part in parts:
+            span = None if time_ns is None else time_ns(part.key)
+            groups = None if part.index is None else part.index.overlapping(span, steps)
+            if groups is None or groups:
+                out.append((part, span, groups))
+        return out
 
     def _needed(self, time: bool, step: bool, site: bool) -> list[str]:
         spec = self.spec

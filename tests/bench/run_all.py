@@ -1,0 +1,29 @@
+"""Every benchmark, one after the other: ``make bench``. Run it on a quiet machine; docs/benchmarks.md says what came out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+COMMANDS = (
+    ["bench_recorder.py"],
+    ["bench_saving.py"],
+    ["bench_reading.py"],
+    ["bench_overhead.py", "--plan", "base"],
+    ["bench_overhead.py", "--plan", "default"],
+)
+
+
+def main() -> int:
+    """Run them; returns the number that failed."""
+    failed = 0
+    for command in COMMANDS:
+        print(f"\n== {' '.join(command)}", flush=True)
+        failed += subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], check=False).returncode != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
