@@ -1,80 +1,76 @@
-"""Starts a recording in a process that ``mappnb exec`` has prepared, as soon as the process turns out to train."""
+"""Starts a recording in a process that ``mappnb exec`` has prepared; it is joined as soon as the process turns out to train."""
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
-__all__ = ["arm", "is_launcher"]
+__all__ = ["arm", "is_launcher", "program_of"]
 
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "mpirun", "srun", "pip")
+_LAUNCHERS = frozenset(("torchrun", "accelerate", "deepspeed", "pip", "pip3", "mappnb"))
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "mappnb", "pip")
+_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def program_of(argv: Sequence[str]) -> tuple[str, str]:
+    """Return what an interpreter's command line runs: ("-m", module), ("-c", code), ("", script), or ("", "") for none."""
+    words = iter(argv[1:])
+    for word in words:
+        if word[:2] in ("-m", "-c"):
+            return word[:2], word[2:] or next(words, "")
+        if word in _OPTIONS_WITH_VALUE:
+            next(words, None)
+        elif not word.startswith("-") or word == "-":
+            return "", word
+    return "", ""
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
     """Return True for the command line of a program that starts training processes but does not train."""
-    words = [os.path.basename(w) for w in argv[:4]] + list(argv[:4])
-    modules = [argv[i + 1] for i, w in enumerate(argv[:-1]) if w == "-m"][:1]
-    return any(w in _LAUNCHERS for w in words + modules) or any(m.startswith(("torch.distributed", "mappnb", "pip")) for m in modules)
+    how, what = program_of(argv)
+    if how == "-m":
+        return any(what == m or what.startswith(f"{m}.") for m in _LAUNCHER_MODULES)
+    return how == "" and os.path.basename(what) in _LAUNCHERS
 
 
 def arm() -> None:
-    """Start recording when this process imports torch, unless it is a launcher, a data worker or another helper process."""
+    """Start recording when this process imports torch, unless it is a launcher or a helper of one that records."""
     owner = os.environ.get("MAPPNB_EXEC_OWNER")
-    if (owner and owner != str(os.getpid())) or is_launcher(sys.orig_argv[1:] if len(sys.orig_argv) > 1 else sys.orig_argv):
+    if (owner and owner != str(os.getpid())) or is_launcher(sys.orig_argv) or _is_resource_tracker():
         return
-    if is_launcher(sys.orig_argv) or "--multiprocessing-fork" in sys.orig_argv and _is_helper():
-        return
-    if "torch" in sys.modules:
-        _begin()
-    else:
-        sys.meta_path.insert(0, _AfterTorch())
+    from mappnb.capture._patches import ImportWatch
+
+    ImportWatch(_say).when("torch", lambda _: _begin())
 
 
-def _is_helper() -> bool:
-    """True for resource trackers and fork servers of multiprocessing, which run no code of the program."""
-    return any("resource_tracker" in w or "forkserver" in w for w in sys.orig_argv)
+def _is_resource_tracker() -> bool:
+    how, what = program_of(sys.orig_argv)
+    return how == "-c" and "resource_tracker" in what
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Lets torch be imported by whoever finds it, then begins to record."""
+def _is_fork_server() -> bool:
+    """Return True in a process that exists to be forked: a thread would be in the way, and its children are the ranks."""
+    how, what = program_of(sys.orig_argv)
+    process = sys.modules.get("multiprocessing.process")
+    child = process is not None and process.parent_process() is not None
+    return how == "-c" and "multiprocessing.forkserver" in what and not child
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        run = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            _begin()
-
-        loader.exec_module = exec_module
-        return spec
+def _say(where: str, err: BaseException) -> None:
+    print(f"mappnb: not recording: {err}", file=sys.stderr)
 
 
 def _begin() -> None:
+    from mappnb.capture import marks
     from mappnb.capture.session import record
 
-    try:
-        session = record(
-            os.environ["MAPPNB_RUN_DIR"],
-            plan=os.environ.get("MAPPNB_PLAN", "default"),
-            resume=os.environ.get("MAPPNB_EXEC") == "resume",
-        )
-        session.wait_for_events = True
-        session.start()
-    except Exception as err:  # noqa: BLE001 (a program must run whatever is wrong with us; exec has checked the plan)
-        print(f"mappnb: not recording: {err}", file=sys.stderr)
-        if os.environ.get("RANK", "0") == "0" and "holds" in str(err):
-            raise SystemExit(2) from err  # a run directory that is taken: say so before step 0, and do not train for nothing
+    if marks.current() is not None or _is_fork_server():
+        return
+    session = record(
+        os.environ["MAPPNB_RUN_DIR"],
+        plan=os.environ.get("MAPPNB_PLAN", "default"),
+        resume=os.environ.get("MAPPNB_EXEC") == "resume",
+    )
+    session.finder.automatic = True
+    session.start()

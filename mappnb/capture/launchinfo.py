@@ -10,7 +10,7 @@ import uuid
 from importlib import metadata
 from typing import Any
 
-__all__ = ["host_info", "launch_of", "rank_of", "versions"]
+__all__ = ["host_info", "launch_of", "rank_in_group", "rank_of", "versions"]
 
 RANK_VARIABLES: tuple[tuple[str, str], ...] = (
     ("RANK", "WORLD_SIZE"),
@@ -40,10 +40,20 @@ def _torch_distributed() -> Any | None:
         return None
 
 
+def rank_in_group() -> tuple[int, int] | None:
+    """Return (rank, world_size) from torch.distributed; None while the program has not initialised it."""
+    if (dist := _torch_distributed()) is None:
+        return None
+    try:
+        return int(dist.get_rank()), int(dist.get_world_size())
+    except (RuntimeError, ValueError):  # destroyed meanwhile by the training thread
+        return None
+
+
 def rank_of() -> tuple[int, int] | None:
     """Return (rank, world_size) from torch.distributed or the launcher's environment; None if neither tells."""
-    if (dist := _torch_distributed()) is not None:
-        return int(dist.get_rank()), int(dist.get_world_size())
+    if (found := rank_in_group()) is not None:
+        return found
     for rank, size in RANK_VARIABLES:
         if os.environ.get(rank, "").isdigit() and os.environ.get(size, "").isdigit():
             return int(os.environ[rank]), int(os.environ[size])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from mappnb.errors import CaptureError
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["current", "enter", "leave", "span", "step"]
 
+log = logging.getLogger("mappnb")
 _current: Session | None = None
 
 
@@ -23,6 +25,9 @@ def enter(session: Session) -> None:
         If there is one already.
     """
     global _current  # noqa: PLW0603 (one recording a process: mappnb.step() finds it here)
+    if _current is not None and _current.automatic and _current is not session:
+        log.warning("mappnb: the program calls mappnb.record itself; the recording of 'mappnb exec' gives way to it")
+        _current.stop("gave way to mappnb.record")
     if _current is not None:
         raise CaptureError(
             f"mappnb.record: this process records into {_current.run_dir} already; end that recording first, or use one for both"
@@ -45,8 +50,14 @@ def current() -> Session | None:
 class _Step:
     """What :func:`step` returns: as a context manager it marks the end of the step too."""
 
+    __slots__ = ("_step",)
+
+    def __init__(self, step: int | None) -> None:
+        self._step = step
+
     def __enter__(self) -> None:
-        return None
+        if _current is not None:
+            _current.enter_step(self._step)
 
     def __exit__(self, *_: object) -> None:
         if _current is not None:
@@ -59,21 +70,22 @@ def step(step: int | None = None) -> _Step:
     Parameters
     ----------
     step : int, optional
-        Number of the step that begins; counted from ``start_step`` otherwise.
+        Number of the step that begins, so ``i + 1`` at the end of iteration ``i``; counted from ``start_step`` otherwise.
 
     Returns
     -------
     context manager
-        ``with mappnb.step(i): ...`` marks the end as well; as a plain call at the end of each iteration, as
+        ``with mappnb.step(): ...`` marks the end as well; as a plain call at the end of each iteration, as
         ``torch.profiler``'s ``step()``, what follows belongs to the next step.
 
     Notes
     -----
-    Without a recording it does nothing. Megatron-core programs need no marks.
+    Without a recording it does nothing. Megatron-core programs, and torch programs with one optimizer, need no marks.
+    At the loop's start the plain call works too. What comes after the last iteration is no step.
     """
     if _current is not None:
         _current.mark_step(step)
-    return _Step()
+    return _Step(step)
 
 
 class _NoSpan:

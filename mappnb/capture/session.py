@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
+import sys
 import threading
 import time
-import weakref
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from mappnb.capture import launchinfo, marks, signals
-from mappnb.capture.clock import CpuClock
-from mappnb.capture.points import Plan, Probe, build_probes, parse_plan
+from mappnb.capture import exits, marks, signals
+from mappnb.capture._guard import guarded
+from mappnb.capture.options import RecordOptions
+from mappnb.capture.output import RankOutput
+from mappnb.capture.place import RankFinder
+from mappnb.capture.points import Plan, Probe, build_probes
 from mappnb.capture.recorder import Recorder
 from mappnb.capture.state import RankState
-from mappnb.capture.steps import Pending, StepTable
-from mappnb.capture.telemetry import Telemetry
-from mappnb.capture.writer import EventSink, WriterThread, metric_columns, telemetry_columns
+from mappnb.capture.stepmarks import StepMarks
+from mappnb.capture.steps import MetricTable, StepTable
+from mappnb.capture.writer import WriterThread
 from mappnb.errors import CaptureError, MappnbError
 from mappnb.layout import Layout
-from mappnb.store import RunWriter
-from mappnb.terms import Category, Flag, Op
 
 __all__ = ["Session", "record"]
 
 log = logging.getLogger("mappnb")
-ANCHOR_S = 30.0
-JOIN_PATIENCE_S = 5.0
+FLUSH_PATIENCE_S, STOP_PATIENCE_S = 2.0, 30.0
 
 
 def record(
@@ -94,297 +94,279 @@ def record(
     itself off and leaves the reason in ``meta["degraded"]``. A disk that cannot be written counts as such a failure, at the
     start too: training goes on.
     """
-    if flush_s <= 0:
-        raise CaptureError(f"mappnb.record: flush_s is {flush_s}; expected seconds above 0, such as 1.0")
-    if (rank is None) != (world_size is None):
-        raise CaptureError("mappnb.record: give rank and world_size together, or neither")
-    return Session(
-        run_dir,
-        plan=parse_plan(plan),
+    options = RecordOptions(
+        plan=plan,
         control=control,
         resume=resume,
-        place=None if rank is None or world_size is None else (rank, world_size),
+        rank=rank,
+        world_size=world_size,
+        peak_flops=peak_flops,
         start_step=start_step,
         flush_s=flush_s,
+        notes=notes,
         probes=probes,
         segment_rows=segment_rows,
-        facts={"peak_flops": peak_flops, "notes": notes or {}},
     )
+    return Session(run_dir, options)
 
 
 class Session:
-    """A recording in progress. Probes call its methods; they follow ``mappnb.capture.points.SessionLike``."""
+    """A recording in progress. Probes call its methods; they follow ``mappnb.capture.points.SessionLike``.
 
-    def __init__(
-        self,
-        run_dir: str | os.PathLike[str],
-        *,
-        plan: Plan,
-        control: bool,
-        resume: bool,
-        place: tuple[int, int] | None,
-        start_step: int,
-        flush_s: float,
-        probes: list[Probe] | None,
-        segment_rows: int,
-        facts: dict[str, Any],
-    ) -> None:
-        self.run_dir, self.plan, self.control, self.resume = os.fspath(run_dir), plan, control, resume
+    Attributes
+    ----------
+    recorder : Recorder
+        Gets the events.
+    plan : Plan
+        What to record.
+    finder : RankFinder
+        Knows or waits for the rank.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str], options: RecordOptions) -> None:
+        self.run_dir, self.plan = os.fspath(run_dir), options.parsed_plan
         self.recorder = Recorder()
-        self.clock = CpuClock()
-        self.steps = StepTable()
-        self.state = RankState(facts)
-        self._place, self._segment_rows = place, segment_rows
-        self.wait_for_events = False
-        self._probes = build_probes(plan) if probes is None else probes
-        self._telemetry = Telemetry() if plan.telemetry_s else None
-        self._writer = WriterThread(self._tick, self.fail, interval_s=flush_s)
-        self._run: RunWriter | None = None
-        self._sink: EventSink | None = None
-        self._metrics: list[tuple[Any, ...]] = []
-        self._deferred: list[Callable[[], bool]] = []
-        self._next_step, self._token, self._explicit = start_step, 0, False
-        self._iteration = self.recorder.site(category=Category.MARK, op=Op.ITERATION)
-        self._running = False
-        self._last_sample_ns = self._last_anchor_ns = self._started_ns = self._started_wall_ns = 0
+        self.state = RankState(options.facts)
+        self.finder = RankFinder(options.place)
+        self._join_options: dict[str, Any] = {"resume": options.resume, "control": options.control}
+        self._steps, self._metrics = StepTable(), MetricTable()
+        self._marks = StepMarks(self.recorder, self._steps, start_step=options.start_step)
+        self._output = RankOutput(
+            self.recorder,
+            self.state,
+            self._steps,
+            self._metrics,
+            telemetry_s=self.plan.telemetry_s,
+            segment_rows=options.segment_rows,
+        )
+        self._probes = build_probes(self.plan) if options.probes is None else list(options.probes)
+        self._installed: list[Probe] = []
+        self._writer = WriterThread(self._round, self._signalled, interval_s=options.flush_s)
+        self._deferred: deque[Callable[[], bool]] = deque()
+        self._used = self._running = False
+        self._reason = "finished"
         self._lock = threading.RLock()
 
-    # --------------------------------------------------------------------------------------------------- lifecycle
     @property
     def meta(self) -> dict[str, Any]:
         """What is known of this rank's recording: ``degraded`` holds the reason if it turned itself off."""
         return self.state.content
 
+    @property
+    def degraded(self) -> bool:
+        """True once the recorder has failed."""
+        return bool(self.state.content.get("degraded"))
+
+    @property
+    def automatic(self) -> bool:
+        """True if ``mappnb exec`` started it: it leaves no trace unless the process trains, and gives way to :func:`record`."""
+        return self.finder.automatic
+
+    @property
+    def wakeup_fd(self) -> int:
+        """Where signals are to be told to the writer thread."""
+        return self._writer.wakeup_fd
+
     def start(self) -> Session:
         """Begin to record."""
+        if self._used:
+            raise CaptureError("mappnb.record: a recording is started once; call mappnb.record again for another")
         marks.enter(self)
-        self._running, self._started_ns, self._started_wall_ns = True, self.recorder.now_ns(), time.time_ns()
+        self._used = self._running = True
+        self._join_options["created_wall_ns"] = time.time_ns()
         try:
-            self._try_join()
+            self._begin()
         except MappnbError:
+            self._take_off()
             marks.leave(self)
             self._running = False
             raise
-        except OSError as err:
-            self.fail("run directory", err)
-        if self.recorder.enabled:
-            self._install()
         return self
 
-    def _install(self) -> None:
-        for probe in self._probes:
-            try:
+    def _begin(self) -> None:
+        """Join, if the rank is known, and install the probes. Raises MappnbError only."""
+        where = "run directory"
+        try:
+            if not self.finder.automatic:
+                self._try_join()
+            for probe in self._probes:
+                where = f"probe {probe.name}"
+                self._installed.append(probe)
                 probe.install(self)
-            except MappnbError:
-                self.stop("error")
-                raise
-            except Exception as err:  # noqa: BLE001 (capture never kills training)
-                self.fail(f"probe {probe.name}", err)
-                return
-        self._writer.start()
-        atexit.register(_stop_at_exit, weakref.ref(self))
-        signals.watch(self)
+            where = "start"
+            self._writer.start()
+            exits.watch(self)
+            signals.watch(self)
+            self._marks.start(blind=not self._probes or "torch" not in sys.modules)
+        except MappnbError:
+            raise
+        except Exception as err:  # noqa: BLE001 (capture never kills training)
+            self._take_off()
+            self.fail(where, err)
+            if not self._writer.alive:
+                self._output.give_up(broken=True)
 
-    def stop(self, reason: str = "finished") -> None:
-        """End the recording; everything recorded is written. Does nothing the second time."""
+    def _take_off(self) -> None:
+        """Uninstall the probes, the last first."""
+        while self._installed:
+            probe = self._installed.pop()
+            try:
+                probe.uninstall()
+            except Exception as err:  # noqa: BLE001
+                level = logging.DEBUG if self.degraded else logging.WARNING
+                log.log(level, "mappnb: rank %s: probe %s did not come off: %r", self.state.rank, probe.name, err)
+
+    def stop(self, reason: str = "finished", *, timeout_s: float = STOP_PATIENCE_S) -> None:
+        """End the recording; everything recorded is written. Does nothing the second time.
+
+        Parameters
+        ----------
+        reason : str
+            Kept with the rank: how the recording ended.
+        timeout_s : float
+            How long to wait for a writer that is stuck, as on a dead file system.
+        """
         with self._lock:
             if not self._running:
                 return
             self._running = False
         marks.leave(self)
-        signals.unwatch(self)
-        for probe in reversed(self._probes):
-            try:
-                probe.uninstall()
-            except Exception as err:  # noqa: BLE001
-                log.warning("mappnb: rank %s: probe %s did not come off: %r", self.state.rank, probe.name, err)
-        if self.steps.open:
-            self.close_step(keep=not self._explicit)
-        if self._writer.stop():
-            self._finish(reason)
+        self._take_off()
+        try:
+            self._marks.stop(clean=reason == "finished")
+        except Exception as err:  # noqa: BLE001
+            self.fail("last step", err)
+        self.end(reason, timeout_s=timeout_s)
+        exits.unwatch(self)
+        if signals.unwatch(self):
+            self._writer.close()
+
+    def end(self, reason: str, *, timeout_s: float) -> None:
+        """Have the writer thread write everything and end; nothing of the program is touched. Safe in a signal handler."""
+        self._reason = reason
+        if not self._writer.end(timeout_s):
+            late = TimeoutError(f"the writer did not end within {timeout_s:g} s; does {self.run_dir} still answer?")
+            self.fail("end of recording", late)
+
+    def disown(self) -> None:
+        """Become inert, in a forked child: neither files nor locks are touched."""
+        self._running, self.recorder.enabled = False, False
+        self._lock = threading.RLock()
+        self.state.content["degraded"] = "forked: the recording belongs to the parent process"
 
     def __enter__(self) -> Session:
-        return self.start()
+        return self if self._running else self.start()
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
         self.stop("finished" if kind is None else kind.__name__)
 
     def pause(self) -> None:
-        """Stop recording events; :meth:`unpause` goes on."""
-        self.recorder.enabled = False
+        """Stop recording events; :meth:`unpause` goes on. The current step becomes no row of the step table."""
+        self.recorder.enabled, self._marks.cut = False, True
 
-    def unpause(self) -> None:
-        """Record events again, unless the recorder has failed."""
-        self.recorder.enabled = not self.state.content.get("degraded")
+    def unpause(self, *, step: int | None = None) -> None:
+        """Record events again, unless the recorder has failed; ``step`` is the number of the next step to begin."""
+        if step is not None:
+            self._marks.number_next(step)
+        self.recorder.enabled = self._running and not self.degraded
+
+    def flush(self) -> bool:
+        """Have what is recorded now written, and wait for it for two seconds at most; False if it is not. For signal handlers and tests."""
+        return self._running and not self.degraded and self._writer.flush(FLUSH_PATIENCE_S)
 
     def fail(self, where: str, err: BaseException) -> None:
         """Turn the recording off for good: one line in the log, the reason in ``meta["degraded"]``; training goes on."""
         with self._lock:
             self.recorder.enabled = False
-            if self.state.content.get("degraded"):
+            if self.degraded:
                 return
             reason = f"{where}: {type(err).__name__}: {err}"
             self.state.set(degraded=reason, degraded_step=self.recorder.context()[0])
         log.warning("mappnb: rank %s: recording stopped (%s); training continues", self.state.rank, reason)
-        self._leave_note()
-
-    def _leave_note(self) -> None:
-        """Tell the reader of the run; on a full disk the space held back at the start is used."""
-        if self._run is None:
-            return
-        try:
-            self._run.abandon()
-            self._run.release()
-            self._run.write_rank(self.state.snapshot())
-        except OSError:
-            log.debug("mappnb: the reason could not be written to %s", self.run_dir)
+        self._writer.wake()
 
     # ------------------------------------------------------------------------------------------------ writer thread
-    def _try_join(self) -> bool:
-        """Join the run directory once the rank is known."""
-        if self._run is not None:
+    def _round(self, last: bool) -> bool:
+        """One round of the writer thread; returns False once there is nothing more to write."""
+        output = self._output
+        try:
+            if self.degraded:
+                output.give_up(broken=False)
+            elif not output.closed and self._try_join(last=last):
+                self._run_deferred()
+                output.write()
+            if last:
+                output.finish(self._reason)
+        except BaseException as err:  # noqa: BLE001 (whatever it is)
+            self.fail("writer", err)
+            output.give_up(broken=True)
+        return not output.closed
+
+    def _signalled(self, numbers: set[int]) -> None:
+        """Signals have come; what was recorded has just been written. The main thread may hang, so end for it."""
+        for number in filter(signals.deadly, numbers):
+            self._reason = f"signal {signals.name_of(number)}"
+            self._round(last=True)
+            signals.die(number)
+
+    def _try_join(self, *, last: bool = False) -> bool:
+        """Join the run directory once the rank is known; True when joined."""
+        if self._output.run is not None:
+            if (found := self.finder.correction()) is not None:
+                self.set_rank(*found)
             return True
-        place = self._place or launchinfo.rank_of()
-        waited_s = (self.recorder.now_ns() - self._started_ns) / 1e9
+        place = self.finder.find(training=self._marks.begun, last=last)
         if place is None:
-            if self._running and (waited_s < JOIN_PATIENCE_S or (self.wait_for_events and not self.recorder.stats()["recorded"])):
-                return False
-            if self.wait_for_events and not self.recorder.stats()["recorded"]:  # it has not trained: leave no trace
-                return False
-            place = (0, 1)
-        self._join(*place)
+            return False
+        self._output.join(self.run_dir, rank=place[0], world_size=place[1], **self._join_options)
+        os.environ.setdefault("MAPPNB_EXEC_OWNER", str(os.getpid()))  # helper processes of this one do not record
         return True
 
-    def _join(self, rank: int, world_size: int) -> None:
-        self.state.set(rank=rank, world_size=world_size)
-        os.environ.setdefault("MAPPNB_EXEC_OWNER", str(os.getpid()))  # helper processes of this one do not record
-        launch = launchinfo.launch_of()
-        run = RunWriter.join(
-            self.run_dir,
-            rank=rank,
-            world_size=world_size,
-            launch=launch,
-            resume=self.resume,
-            created_wall_ns=self._started_wall_ns,
-        )
-        self.state.set(
-            plan=self.plan.name,
-            clock={"boot_id": self.clock.boot_id, "kind": "monotonic", "anchors": [list(self.clock.anchor())]},
-        )
-        run.reserve()
-        run.write_rank(self.state.snapshot())
-        if self.control:
-            os.makedirs(os.path.join(self.run_dir, "control"), mode=0o700, exist_ok=True)
-        self._run, self._sink = run, EventSink(self.recorder, run, max_rows=self._segment_rows)
-
-    def _tick(self) -> None:
-        """One round of the writer thread."""
-        if not self.recorder.enabled and self.state.content.get("degraded"):
-            return
-        if not self._try_join() or self._run is None or self._sink is None:
-            return
-        self._deferred = [fn for fn in self._deferred if not fn()]
-        self._sink.flush(self._anchor())
-        self._write_tables()
-        if self.state.take_changed():
-            self._run.write_rank(self.state.snapshot())
-
-    def _anchor(self) -> dict[str, Any]:
-        now = self.recorder.now_ns()
-        if now - self._last_anchor_ns < ANCHOR_S * 1e9:
-            return {}
-        self._last_anchor_ns = now
-        return {"anchors": [list(self.clock.anchor())], "threads": {str(i): [t, n] for i, t, n in self.recorder.threads()}}
-
-    def _write_tables(self, *, everything: bool = False) -> None:
-        assert self._run is not None
-        now = self.recorder.now_ns()
-        if self._telemetry is not None and (everything or now - self._last_sample_ns >= self.plan.telemetry_s * 1e9):
-            self._last_sample_ns = now
-            sample = self._telemetry.sample()
-            self.steps.peak_seen = max(self.steps.peak_seen, sample.get("rss_bytes") or 0.0)
-            self._run.table("telemetry").append(telemetry_columns(now, sample))
-        if (rows := self.steps.take(everything=everything)) is not None:
-            self._run.table("steps").append(rows)
-        if (metrics := self._ready_metrics(everything)):
-            self._run.table("metrics").append(metric_columns(metrics))
-
-    def _ready_metrics(self, everything: bool) -> list[tuple[Any, ...]]:
-        waiting, self._metrics = self._metrics, []
-        out: list[tuple[Any, ...]] = []
-        for row in waiting:
-            pending: Pending = row[-1]
-            if everything or pending.ready():
-                out += [(*row[:-2], row[-2] + i, v) for i, v in enumerate(pending.values().tolist())]
-            else:
-                self._metrics.append(row)
-        return out
-
-    def _finish(self, reason: str) -> None:
-        degraded = bool(self.state.content.get("degraded"))
-        try:
-            if not degraded:
-                if not self._try_join() or self._run is None or self._sink is None:
-                    return
-                self._deferred = [fn for fn in self._deferred if not fn()]
-                self._sink.finish()
-                self._write_tables(everything=True)
-                self._run.close()
-            self.state.set(ended={"reason": reason, "wall_ns": self.clock.anchor()[0]}, dropped=self.recorder.stats()["dropped"])
-            if self._run is not None:
-                self._run.write_rank(self.state.snapshot())
-        except Exception as err:  # noqa: BLE001
-            self.fail("end of recording", err)
-
-    def flush(self) -> None:
-        """Write what is recorded now, in the calling thread: used by signal handlers and tests."""
-        if self._running and not self.state.content.get("degraded"):
-            self._writer.once(timeout_s=2.0)
+    def _run_deferred(self) -> None:
+        for _ in range(len(self._deferred)):
+            fn = self._deferred.popleft()
+            if not fn():
+                self._deferred.append(fn)
 
     # --------------------------------------------------------------------------------------------- called by probes
     def begin_step(self, step: int | None = None) -> None:
         """Open the span of a step, unless one is open; ``step`` overrides the session's own count."""
-        if self._token or not self.recorder.enabled:
-            return
-        number = self._next_step if step is None else int(step)
-        self._next_step = number + 1
-        self.recorder.set_context(number, -1, -1, -1)
-        self.steps.begin(number, self.recorder.now_ns())
-        self._token = self.recorder.begin(self._iteration)
+        if self.recorder.enabled:
+            self._marks.begin(step)
 
     def end_step(self) -> None:
         """Close the span of the step; does nothing while the program itself marks its steps."""
-        if not self._explicit:
-            self.close_step()
+        self._marks.end()
 
-    def close_step(self, *, keep: bool = True) -> None:
-        """Close the span of the step; ``keep=False`` writes no row of the step table for it."""
-        token, self._token = self._token, 0
-        if not token:
-            return
-        self.recorder.set_context(None, -1, -1, -1)
-        self.recorder.end(token, flags=0 if keep else int(Flag.CLIPPED))
-        if keep:
-            self.steps.end(self.recorder.now_ns())
-        else:
-            self.steps.cancel()
-
+    @guarded
     def mark_step(self, step: int | None = None) -> None:
-        """A step ends here and the next begins: what :func:`mappnb.step` calls."""
-        self._explicit = True
-        self.close_step()
-        self.begin_step(step)
+        """End the step here and begin the next: what :func:`mappnb.step` calls."""
+        self._marks.mark(step)
 
-    def step_values(self, **values: Any) -> None:
-        """Add values (loss, grad_norm, lr, tokens, microbatches, skipped) to the current step."""
+    @guarded
+    def enter_step(self, step: int | None = None) -> None:
+        """Take the mark as the begin of a ``with``: nothing before it was a step."""
+        self._marks.entered(step)
+
+    @guarded
+    def close_step(self) -> None:
+        """End the step here, and begin none."""
+        self._marks.close()
+
+    @guarded
+    def step_values(self, /, **values: Any) -> None:
+        """Add values (loss, grad_norm, lr, tokens, microbatches, skipped) to the current step, or to the last one that ended."""
         if self.recorder.enabled:
-            self.steps.add(**values)
+            self._steps.add(**values)
 
-    def metric(self, name: str, value: Any, *, microbatch: int = -1, chunk: int = -1, layer: int = -1, index: int = 0) -> None:
+    @guarded
+    def metric(
+        self, name: str, value: Any, *, microbatch: int = -1, chunk: int = -1, layer: int = -1, index: int = 0
+    ) -> None:
         """Keep a number, or a 1-d tensor as numbers with index 0, 1, ...; read on the writer thread."""
         if self.recorder.enabled:
             step = self.recorder.context()[0]
-            self._metrics.append((self.recorder.now_ns(), name, step, chunk, microbatch, layer, index, Pending(value)))
+            self._metrics.add((self.recorder.now_ns(), str(name), step, chunk, microbatch, layer), index, value)
 
     def set_layout(self, layout: Layout, coords: dict[str, int]) -> None:
         """Tell the parallel layout and this rank's place in it."""
@@ -401,13 +383,14 @@ class Session:
 
     def set_rank(self, rank: int, world_size: int) -> None:
         """Tell rank and world size, where they became known only now."""
-        if self._run is None:
-            self._place = (rank, world_size)
-        elif (self._run.rank, self._run.world_size) != (rank, world_size):
+        run = self._output.run
+        if run is None:
+            self.finder.told = (rank, world_size)
+        elif (run.rank, run.world_size) != (rank, world_size):
             self.fail(
                 "rank",
                 CaptureError(
-                    f"recording began as rank {self._run.rank} of {self._run.world_size}, but the program is rank {rank} of "
+                    f"recording began as rank {run.rank} of {run.world_size}, but the program is rank {rank} of "
                     f"{world_size}; call mappnb.record after init_process_group, or set RANK and WORLD_SIZE"
                 ),
             )
@@ -415,8 +398,3 @@ class Session:
     def defer(self, fn: Callable[[], bool]) -> None:
         """Call ``fn`` on the writer thread until it returns True."""
         self._deferred.append(fn)
-
-
-def _stop_at_exit(session: weakref.ref[Session]) -> None:
-    if (alive := session()) is not None:
-        alive.stop("exit")

@@ -16,12 +16,13 @@ class RankState:
     def __init__(self, facts: dict[str, Any]) -> None:
         self.content: dict[str, Any] = {"degraded": None, **{k: v for k, v in facts.items() if v is not None}}
         self._changed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may interrupt a change, and change something itself
 
     @property
     def rank(self) -> int | str:
         """The rank, "?" before it is known: for messages."""
-        return self.content.get("rank", "?")
+        found = self.content.get("rank", "?")
+        return found if isinstance(found, int) else str(found)
 
     def set(self, **values: Any) -> None:
         """Set plain values."""

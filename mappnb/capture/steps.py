@@ -1,7 +1,8 @@
-"""The step table inside the job: what a step was worth, kept until it can be read without waiting for a device."""
+"""The step table and the metrics inside the job: kept until they can be read without waiting for a device."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import deque
@@ -11,22 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.segments import TABLES, Columns
+from mappnb.table_specs import TABLES, Columns
 
-__all__ = ["Pending", "StepTable"]
+__all__ = ["MetricTable", "Pending", "StepRow", "StepTable"]
 
+log = logging.getLogger("mappnb")
+MAX_WAITING_METRICS = 262_144
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MEAN, _SUM = ("loss", "grad_norm", "lr"), ("tokens", "microbatches")
 
 
 class Pending:
-    """A number that may still be on a device: :meth:`ready` never waits.
+    """A number, or several, that may still be on a device: :meth:`ready` never waits.
 
     Parameters
     ----------
-    value : float or tensor
-        A tensor on a GPU is copied to pinned memory behind the work already queued, and read once that has run
-        (untested on GPU).
+    value : float, array or tensor
+        Copied here, since the program may change it in place. A tensor on a GPU is copied to pinned memory behind the
+        work already queued, and read once that has run (untested on GPU).
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError
+        If it is not numbers.
     """
 
     __slots__ = ("_event", "_value")
@@ -40,6 +48,10 @@ class Pending:
                 value = value.to("cpu", non_blocking=True)
                 self._event = torch.cuda.Event()
                 self._event.record()
+            else:
+                value = np.array(value.double().numpy(), np.float64)
+        else:
+            value = np.array(value, np.float64)
         self._value = value
 
     def ready(self) -> bool:
@@ -49,8 +61,25 @@ class Pending:
     def values(self) -> np.ndarray[Any, Any]:
         """Return the numbers, shape (n,), float64."""
         value = self._value
-        array = value.double().numpy() if hasattr(value, "double") else np.asarray(value, np.float64)
+        array = value.double().numpy() if hasattr(value, "double") else value
         return np.atleast_1d(array).astype(np.float64).ravel()
+
+
+class _Reader:
+    """Makes :class:`Pending` of what a program gives; what is no number is left out and said once per name."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def read(self, name: str, value: Any) -> Pending | None:
+        """Return the pending value, or None."""
+        try:
+            return Pending(value)
+        except (TypeError, ValueError, RuntimeError) as err:
+            if name not in self._said:
+                self._said.add(name)
+                log.warning("mappnb: %s is not a number (%s); such values are left out", name, str(err)[:80])
+            return None
 
 
 def resident_bytes() -> float:
@@ -69,39 +98,60 @@ def memory_of_step() -> tuple[float, float]:
     use at the step's end and the telemetry samples of the step.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        peak = float(torch.cuda.max_memory_allocated())
-        torch.cuda.reset_peak_memory_stats()
-        return float(torch.cuda.memory_allocated()), peak
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+        peak = float(cuda.max_memory_allocated())
+        cuda.reset_peak_memory_stats()
+        return float(cuda.memory_allocated()), peak
     now = resident_bytes()
     return now, now
 
 
-@dataclass(slots=True)
-class _Row:
+@dataclass(slots=True, eq=False)
+class StepRow:
+    """One step: its values are appended by the training thread, and read by the writer thread without a lock."""
+
     step: int
     start_ns: int
     end_ns: int = -1
     memory: tuple[float, float] = (float("nan"), float("nan"))
-    values: dict[str, list[Pending]] = field(default_factory=dict)
+    values: list[tuple[str, Pending]] = field(default_factory=list)
+    written: int = -1  # number of values that the row on disk holds; -1 = there is none
+
+    @property
+    def changed(self) -> bool:
+        """True if the row on disk does not say everything."""
+        return len(self.values) != self.written
 
     def ready(self) -> bool:
-        return all(p.ready() for pending in self.values.values() for p in pending)
+        """Return True when no value need be waited for."""
+        return all(p.ready() for _, p in self.values[:])
 
     def number(self, name: str) -> float:
-        found = [p.values() for p in self.values.get(name, [])]
+        """Return the value of one column: a mean, a sum, or the last given; NaN if none was."""
+        found = [p.values() for n, p in self.values[: max(self.written, 0)] if n == name]
         if not found:
             return float("nan")
         every = np.concatenate(found)
+        if not len(every):
+            return float("nan")
         return float(every.mean() if name in _MEAN else every.sum() if name in _SUM else every[-1])
 
 
 class StepTable:
-    """Collects the values of the current step; finished rows are taken by the writer thread."""
+    """Collects the values of the current step; finished rows are taken by the writer thread.
+
+    A row is written at the first flush after its end. It is written once more if values come later, such as the loss
+    that a loop reports after the optimizer's step; readers take the last row of a step.
+    """
 
     def __init__(self) -> None:
-        self._current: _Row | None = None
-        self._finished: deque[_Row] = deque()
+        self._current: StepRow | None = None
+        self._last: StepRow | None = None
+        self._finished: deque[StepRow] = deque()
+        self._held: list[StepRow] = []  # the writer thread's
+        self._early: deque[tuple[str, Pending]] = deque(maxlen=256)
+        self._reader = _Reader()
         self.peak_seen = 0.0
 
     @property
@@ -109,53 +159,106 @@ class StepTable:
         """True between begin and end of a step."""
         return self._current is not None
 
-    def begin(self, step: int, start_ns: int) -> None:
-        """Begin a row."""
-        self._current = _Row(step, start_ns)
+    def begin(self, step: int, start_ns: int, *, early: bool = False) -> None:
+        """Begin a row; with ``early`` it gets the values that were added before there was any."""
+        self._current = StepRow(step, start_ns)
+        if early:
+            self._current.values += self._early
+        self._early.clear()
 
     def add(self, **values: Any) -> None:
-        """Add values to the current row, or to the last one that ended; before the first step they are dropped."""
-        row = self._current or (self._finished[-1] if self._finished else None)
-        if row is not None:
-            for name, value in values.items():
-                row.values.setdefault(name, []).append(Pending(value))
+        """Add values to the current row, or to the last one that ended."""
+        row = self._current or self._last
+        into = self._early if row is None else row.values
+        for name, value in values.items():
+            if (pending := self._reader.read(name, value)) is not None:
+                into.append((name, pending))
 
     def end(self, end_ns: int, memory: Callable[[], tuple[float, float]] = memory_of_step) -> None:
         """End the current row."""
-        if self._current is not None:
+        if (row := self.detach(end_ns, memory)) is not None:
+            self.put(row)
+
+    def detach(self, end_ns: int, memory: Callable[[], tuple[float, float]] = memory_of_step) -> StepRow | None:
+        """End the current row and hand it over; :meth:`put` puts it into the table, if it is to be there."""
+        row, self._current = self._current, None
+        if row is not None:
             used, peak = memory()
-            self._current.end_ns, self._current.memory = end_ns, (used, max(peak, self.peak_seen))
+            row.end_ns, row.memory = end_ns, (used, max(peak, self.peak_seen))
             self.peak_seen = 0.0
-            self._finished.append(self._current)
-            self._current = None
+        return row
+
+    def put(self, row: StepRow) -> None:
+        """Add a row that has ended."""
+        if self._last is None or row.start_ns >= self._last.start_ns:
+            self._last = row
+        self._finished.append(row)
 
     def cancel(self) -> None:
         """Forget the current row."""
         self._current = None
 
     def take(self, *, everything: bool = False) -> Columns | None:
-        """Return finished rows whose numbers can be read, oldest first; None if there is none.
+        """Return finished rows that are not on disk as they are now and can be read, oldest first; None if there is none.
 
         Parameters
         ----------
         everything : bool
-            At the end of the run: wait for the last numbers, and take the last row though values may still be added.
+            At the end of the run: wait for the last numbers.
         """
-        rows: list[_Row] = []
-        keep = 0 if everything else 1  # the newest may still get values, such as the loss reported after the step
-        while len(self._finished) > keep and (everything or self._finished[0].ready()):
-            rows.append(self._finished.popleft())
+        while self._finished:
+            self._held.append(self._finished.popleft())
+        rows = [r for r in self._held if r.changed and (everything or r.ready())]
+        for row in rows:
+            row.written = len(row.values)
+        self._held = [r for r in self._held if r is self._last or r.changed]
+        return _columns(rows) if rows else None
+
+
+def _columns(rows: list[StepRow]) -> Columns:
+    out: Columns = {
+        "step": np.array([r.step for r in rows], np.int32),
+        "start_ns": np.array([r.start_ns for r in rows], np.int64),
+        "end_ns": np.array([r.end_ns for r in rows], np.int64),
+        "memory_bytes": np.array([r.memory[0] for r in rows]),
+        "memory_peak_bytes": np.array([r.memory[1] for r in rows]),
+    }
+    for name in TABLES["steps"].columns:
+        if name not in out:
+            out[name] = np.array([r.number(name) for r in rows])
+    return out
+
+
+class MetricTable:
+    """Numbers by name, step, microbatch and layer; taken by the writer thread once they can be read.
+
+    Attributes
+    ----------
+    dropped : int
+        Values that were lost because ``MAX_WAITING_METRICS`` waited already.
+    """
+
+    def __init__(self) -> None:
+        self._new: deque[tuple[tuple[Any, ...], int, Pending]] = deque(maxlen=MAX_WAITING_METRICS)
+        self._held: list[tuple[tuple[Any, ...], int, Pending]] = []
+        self._reader = _Reader()
+        self.dropped = 0
+
+    def add(self, place: tuple[Any, ...], index: int, value: Any) -> None:
+        """Keep a number, or a 1-d tensor as numbers from ``index`` on; ``place`` is time, name, step, chunk, microbatch, layer."""
+        if (pending := self._reader.read(str(place[1]), value)) is not None:
+            self.dropped += len(self._new) == MAX_WAITING_METRICS
+            self._new.append((place, index, pending))
+
+    def take(self, *, everything: bool = False) -> Columns | None:
+        """Return the rows that can be read, None if there is none; with ``everything`` wait for all."""
+        while self._new:
+            self._held.append(self._new.popleft())
+        ready = [row for row in self._held if everything or row[2].ready()]
+        taken = {id(row) for row in ready}
+        self._held = [row for row in self._held if id(row) not in taken]
+        rows = [(*place, index + i, v) for place, index, p in ready for i, v in enumerate(p.values().tolist())]
         if not rows:
             return None
-        spec = TABLES["steps"]
-        out: Columns = {
-            "step": np.array([r.step for r in rows], np.int32),
-            "start_ns": np.array([r.start_ns for r in rows], np.int64),
-            "end_ns": np.array([r.end_ns for r in rows], np.int64),
-            "memory_bytes": np.array([r.memory[0] for r in rows]),
-            "memory_peak_bytes": np.array([r.memory[1] for r in rows]),
-        }
-        for name in spec.columns:
-            if name not in out:
-                out[name] = np.array([r.number(name) for r in rows])
-        return out
+        spec = TABLES["metrics"]
+        return {name: np.array([r[i] for r in rows], spec.numpy_dtype(name)) for i, name in enumerate(spec.columns)}

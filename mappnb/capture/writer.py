@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,130 +15,19 @@ import numpy as np
 
 from mappnb.capture._record import RECORD_DTYPE, Flag
 from mappnb.capture.recorder import Recorder
-from mappnb.segments import TABLES, Columns
-from mappnb.store import RunWriter
+from mappnb.joining import RunWriter
+from mappnb.table_specs import TABLES, Columns
 
-__all__ = ["EventSink", "WriterThread", "metric_columns", "telemetry_columns"]
+__all__ = ["EventSink", "WriterThread", "telemetry_columns"]
 
-HEARTBEAT_S = 10.0
+HEARTBEAT_S = 2.0
 _EVENT_COLUMNS = tuple(TABLES["events"].columns)
+_Key = tuple[int, int, int]
 
 
 def event_columns(records: np.ndarray[Any, Any]) -> Columns:
     """Return the columns of recorder records."""
     return {name: np.ascontiguousarray(records[name]) for name in _EVENT_COLUMNS}
-
-
-def metric_columns(rows: list[tuple[Any, ...]]) -> Columns:
-    """Return the columns of metric rows, in the order of the table's spec."""
-    spec = TABLES["metrics"]
-    return {name: np.array([r[i] for r in rows], spec.numpy_dtype(name)) for i, name in enumerate(spec.columns)}
-
-
-class EventSink:
-    """Moves records from the recorder to the events table.
-
-    A span that is still open is written once, flagged open, at the first flush that sees it: whatever hangs is on disk
-    within a flush interval. Its finished row replaces it when it comes.
-    """
-
-    def __init__(self, recorder: Recorder, run: RunWriter, **options: Any) -> None:
-        self.recorder = recorder
-        self.table = run.table("events", site=lambda i: recorder._sites[i], **options)
-        self.table.is_open = self._is_open
-        self._shown: set[tuple[int, int, int]] = set()
-        self._heartbeat_s = 0.0
-        self._dropped = 0
-
-    def flush(self, extra: dict[str, Any] | None = None) -> int:
-        """Write what there is; returns the number of rows."""
-        now_ns = self.recorder.now_ns()
-        open_rows = self._newly_open(self.recorder.open_spans())
-        rows = self.recorder.drain()
-        records = np.concatenate([open_rows, rows]) if len(open_rows) else rows  # looked at first, so they come first
-        dropped = self.recorder.stats()["dropped"]
-        due = time.monotonic() - self._heartbeat_s > HEARTBEAT_S
-        if len(records) or dropped != self._dropped or extra or due:
-            self._heartbeat_s, self._dropped = time.monotonic(), dropped
-            self.table.append(event_columns(records), meta={"now_ns": now_ns, "dropped": dropped, **(extra or {})})
-        return len(records)
-
-    def _newly_open(self, spans: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        keys = [(int(s["thread"]), int(s["start_ns"]), int(s["site"])) for s in spans]
-        new = [k not in self._shown for k in keys]
-        self._shown = set(keys)
-        return spans[np.array(new, bool)] if len(spans) else np.empty(0, RECORD_DTYPE)
-
-    def _is_open(self, columns: Columns) -> np.ndarray[Any, Any]:
-        keys = zip(columns["thread"].tolist(), columns["start_ns"].tolist(), columns["site"].tolist(), strict=True)
-        return np.array([k in self._shown for k in keys], bool)
-
-    def finish(self) -> None:
-        """Write the rest; spans that never ended are closed now, flagged open and clipped."""
-        spans = self.recorder.open_spans()
-        spans["flags"] |= int(Flag.CLIPPED)
-        records = np.concatenate([self.recorder.drain(), spans])
-        self.table.append(event_columns(records), meta={"now_ns": self.recorder.now_ns(), "dropped": self.recorder.stats()["dropped"]})
-
-
-class WriterThread:
-    """Calls ``tick`` at a steady pace until stopped; a failure in it goes to ``fail`` and ends the thread.
-
-    Parameters
-    ----------
-    tick : callable
-        One round of writing.
-    fail : callable
-        Receives the exception of a failed round.
-    interval_s : float
-        Seconds between rounds.
-    """
-
-    def __init__(self, tick: Callable[[], None], fail: Callable[[str, BaseException], None], *, interval_s: float) -> None:
-        self._tick, self._fail, self.interval_s = tick, fail, interval_s
-        self._wake = threading.Event()
-        self._stop = False
-        self._busy = threading.Lock()
-        self._in_round = 0
-        self._thread = threading.Thread(target=self._run, name="mappnb-writer", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop:
-            self._wake.wait(self.interval_s)
-            self._wake.clear()
-            if self._stop or not self.once():
-                return
-
-    def once(self, timeout_s: float = -1.0) -> bool:
-        """Do one round now, in the calling thread; False if it failed, or if another round is not over in time."""
-        if self._in_round == threading.get_ident() or not self._busy.acquire(timeout=timeout_s):
-            return False
-        try:
-            self._in_round = threading.get_ident()
-            self._tick()
-        except BaseException as err:  # noqa: BLE001 (capture never kills training: whatever it is, it goes to fail)
-            self._fail("writer", err)
-            return False
-        finally:
-            self._in_round = 0
-            self._busy.release()
-        return True
-
-    def wake(self) -> None:
-        """Let the next round begin now."""
-        self._wake.set()
-
-    def stop(self, timeout_s: float = 30.0) -> bool:
-        """End the thread; False if it is stuck, as on a dead file system."""
-        self._stop = True
-        self._wake.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
 
 
 def telemetry_columns(time_ns: int, sample: dict[str, Any]) -> Columns:
@@ -146,3 +39,181 @@ def telemetry_columns(time_ns: int, sample: dict[str, Any]) -> Columns:
         value = sample.get(name)
         out[name] = np.array([(np.nan if dtype.kind == "f" else -1) if value is None else value], dtype)
     return out
+
+
+def _keys(records: np.ndarray[Any, Any]) -> list[_Key]:
+    """Return what tells each span from all others of the rank."""
+    return list(zip(records["thread"].tolist(), records["start_ns"].tolist(), records["site"].tolist(), strict=True))
+
+
+class EventSink:
+    """Moves records from the recorder to the events table.
+
+    A span that is still open is written once, flagged open, at the first flush that sees it: whatever hangs is on disk
+    within a flush interval. Its finished row replaces it when it comes; if none will ever come, because the recorder
+    was off when the span ended, a row flagged open and clipped does.
+    """
+
+    def __init__(self, recorder: Recorder, run: RunWriter, **options: Any) -> None:
+        self.recorder = recorder
+        self.table = run.table("events", site=lambda i: recorder._sites[i], **options)
+        self.table.is_open = self._is_open
+        self._shown: dict[_Key, np.ndarray[Any, Any]] = {}
+        self._heartbeat_s = 0.0
+        self._dropped = self._threads = 0
+
+    def flush(self, extra: dict[str, Any] | None = None) -> int:
+        """Write what there is; returns the number of rows."""
+        now_ns = self.recorder.now_ns()
+        spans = self.recorder.open_spans()  # looked at before the drain: an end that comes meanwhile comes after it
+        rows = self.recorder.drain()
+        records = np.concatenate([*self._newly_open(spans, rows, now_ns), rows])
+        dropped, threads = self.recorder.stats()["dropped"], self.recorder.threads()
+        due = time.monotonic() - self._heartbeat_s > HEARTBEAT_S
+        if len(records) or dropped != self._dropped or len(threads) != self._threads or extra or due:
+            meta = {"now_ns": now_ns, "dropped": dropped, **(extra or {})}
+            if extra or len(threads) != self._threads:
+                meta["threads"] = {str(i): [t, n] for i, t, n in threads}
+            self._heartbeat_s, self._dropped, self._threads = time.monotonic(), dropped, len(threads)
+            self.table.append(event_columns(records), meta=meta)
+        return len(records)
+
+    def _newly_open(
+        self, spans: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], now_ns: int
+    ) -> list[np.ndarray[Any, Any]]:
+        """Return the open spans to write: those that are new, and those that are gone without an end."""
+        keys = _keys(spans)
+        known = {**self._shown, **{k: spans[i : i + 1].copy() for i, k in enumerate(keys) if k not in self._shown}}
+        ended: set[_Key] = set()
+        if known and len(rows):
+            ended = set(_keys(rows[np.isin(rows["start_ns"], [k[1] for k in known])]))
+        new = [known[k] for k in keys if k not in self._shown]
+        gone = [known[k] for k in self._shown.keys() - set(keys) - ended]
+        for span in gone:
+            span["flags"] |= int(Flag.CLIPPED)
+            span["duration_ns"] = np.maximum(now_ns - span["start_ns"], 0)
+        self._shown = {k: known[k] for k in keys if k not in ended}
+        return [np.empty(0, RECORD_DTYPE), *gone, *new]
+
+    def _is_open(self, columns: Columns) -> np.ndarray[Any, Any]:
+        keys = zip(columns["thread"].tolist(), columns["start_ns"].tolist(), columns["site"].tolist(), strict=True)
+        return np.array([k in self._shown for k in keys], bool)
+
+    def finish(self) -> None:
+        """Write the rest; spans that never ended are closed now, flagged open and clipped."""
+        self.flush()
+        left = self.recorder.open_spans()
+        left["flags"] |= int(Flag.CLIPPED)
+        records = np.concatenate([left, self.recorder.drain()])
+        self._shown = {}
+        self.table.append(
+            event_columns(records), meta={"now_ns": self.recorder.now_ns(), "dropped": self.recorder.stats()["dropped"]}
+        )
+
+
+class WriterThread:
+    """Calls ``tick`` at a steady pace, when woken, and a last time at the end.
+
+    Parameters
+    ----------
+    tick : callable
+        ``tick(last)`` does one round of writing; it returns False when there will be nothing more to write. It must
+        not raise.
+    signalled : callable
+        Gets the numbers of the signals that came, whatever the main thread is doing (:attr:`wakeup_fd`).
+    interval_s : float
+        Seconds between rounds.
+
+    Notes
+    -----
+    Everything that writes runs in this thread, so a signal handler in the midst of anything can ask for a flush and
+    wait for it: asking takes no lock.
+    """
+
+    def __init__(
+        self, tick: Callable[[bool], bool], signalled: Callable[[set[int]], None], *, interval_s: float
+    ) -> None:
+        self._tick, self._signalled, self.interval_s = tick, signalled, interval_s
+        self._last = False
+        self._read_fd = self._write_fd = -1
+        self._waiting: deque[Any] = deque()
+        self._ended = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="mappnb-writer", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread runs."""
+        return self._ended.locked()
+
+    @property
+    def wakeup_fd(self) -> int:
+        """Descriptor for ``signal.set_wakeup_fd``."""
+        return self._write_fd
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._ended.acquire()  # held as long as the thread runs
+        try:
+            self._thread.start()
+        except BaseException:
+            self._ended.release()
+            raise
+
+    def _run(self) -> None:
+        poll, working = select.poll(), True
+        poll.register(self._read_fd, select.POLLIN)
+        try:
+            while True:
+                woken = poll.poll(max(1, int(self.interval_s * 1000)) if working else None)
+                numbers = set(self._read()) if woken else set()
+                last, waiting = self._last, [self._waiting.popleft() for _ in range(len(self._waiting))]
+                working = self._tick(last)
+                for request in waiting:
+                    request.release()
+                if numbers - {0}:
+                    self._signalled(numbers - {0})
+                if last:
+                    return
+        finally:
+            self._ended.release()
+
+    def _read(self) -> bytes:
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self._read_fd, 65536)
+        return b""
+
+    def wake(self) -> None:
+        """Let the next round begin now."""
+        if self.alive:
+            with contextlib.suppress(OSError):  # a full pipe wakes it too
+                os.write(self._write_fd, b"\0")
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait for a round that begins now; False if it is not over in time. Safe in a signal handler."""
+        if not self.alive or threading.get_ident() == self._thread.ident:
+            return False
+        request = threading.Lock()
+        request.acquire()
+        self._waiting.append(request)
+        self.wake()
+        return request.acquire(timeout=timeout_s)
+
+    def end(self, timeout_s: float) -> bool:
+        """Let the thread do its last round and end; False if it is stuck, as on a dead file system."""
+        self._last = True
+        self.wake()
+        if self.alive and threading.get_ident() != self._thread.ident:
+            if not self._ended.acquire(timeout=timeout_s):
+                return False
+            self._ended.release()
+        return True
+
+    def close(self) -> None:
+        """Close the descriptors of an ended thread; no signal may be written to them any more."""
+        if not self.alive and self._read_fd >= 0:
+            os.close(self._read_fd)
+            os.close(self._write_fd)
+            self._read_fd = self._write_fd = -1

@@ -1,20 +1,21 @@
 """Put first on PYTHONPATH by ``mappnb exec``: starts the recording in training processes, then runs the module that it hides."""
 
-import importlib.util
 import os
 import sys
 
 
-def _hidden():
-    """Run the sitecustomize further down the path, which this one hides."""
+def _run_hidden() -> None:
+    """Run the sitecustomize further down the path, which this one hides, in its place."""
+    import importlib.util
+    from importlib.machinery import PathFinder
+
     here = os.path.dirname(os.path.abspath(__file__))
-    for folder in sys.path:
-        path = os.path.join(folder or os.getcwd(), "sitecustomize.py")
-        if os.path.abspath(os.path.dirname(path)) != here and os.path.isfile(path):
-            spec = importlib.util.spec_from_file_location("sitecustomize", path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return
+    path = [folder for folder in sys.path if os.path.abspath(folder or os.getcwd()) != here]
+    spec = PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
 
 
 if os.environ.get("MAPPNB_EXEC"):
@@ -22,6 +23,6 @@ if os.environ.get("MAPPNB_EXEC"):
         from mappnb.capture.autostart import arm
 
         arm()
-    except Exception as err:  # a program must start whatever is wrong with us
+    except Exception as err:  # noqa: BLE001 (a program must start whatever is wrong with us)
         print(f"mappnb: not recording: {err}", file=sys.stderr)
-_hidden()
+_run_hidden()
