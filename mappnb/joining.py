@@ -111,7 +111,10 @@ class RunWriter:
             If a newer mappnb wrote it.
         """
         root = Path(run_dir)
-        root.mkdir(parents=True, exist_ok=True)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as err:
+            raise RunExistsError(f"{root}: a file, not a folder; give mappnb.record a new or an empty folder") from err
         if not (root / RUN).exists():
             _refuse_foreign(root)
         fresh = {

@@ -24,14 +24,21 @@ class RankFinder:
     ----------
     automatic : bool
         Wait until the process trains: of the many processes that a program starts, only its ranks do.
+    known : bool
+        The rank is known.
     guessed : bool
         The answer was rank 0 of 1 since nothing said otherwise; it may turn out to be wrong.
     """
 
     def __init__(self, told: tuple[int, int] | None) -> None:
         self.told = told
-        self.automatic = self.guessed = False
+        self.automatic = self.known = self.guessed = False
         self._began_s = time.monotonic()
+
+    def look(self) -> None:
+        """Ask torch.distributed in the training thread, which may have left it when the writer thread asks."""
+        if self.told is None and not self.known:
+            self.told = launchinfo.rank_in_group()
 
     def find(self, *, training: bool, last: bool) -> tuple[int, int] | None:
         """Return rank and world size; None while they may still be told.
@@ -43,18 +50,14 @@ class RankFinder:
         last : bool
             The recording ends.
         """
-        known = self.told or launchinfo.rank_in_group()
-        if known is not None:
-            return known
-        if self.automatic and not training:
-            return None
-        if (found := launchinfo.rank_of()) is not None:
-            return found
-        patience_s = TORCH_PATIENCE_S if "torch" in sys.modules else PATIENCE_S
-        if not (last or training or time.monotonic() - self._began_s >= patience_s):
-            return None
-        self.guessed = True
-        return 0, 1
+        place = self.told or launchinfo.rank_in_group()
+        if place is None and (training or not self.automatic):
+            place = launchinfo.rank_of()
+            patience_s = TORCH_PATIENCE_S if "torch" in sys.modules else PATIENCE_S
+            if place is None and (last or training or time.monotonic() - self._began_s >= patience_s):
+                self.guessed, place = True, (0, 1)
+        self.known = place is not None
+        return place
 
     def correction(self) -> tuple[int, int] | None:
         """Return what torch.distributed says after a guess."""

@@ -195,6 +195,7 @@ class Session:
                 probe.install(self)
             where = "start"
             self._writer.start()
+            self._writer.wake()  # the run is there to be read at once
             exits.watch(self)
             signals.watch(self)
             self._marks.start(blind=not self._probes or "torch" not in sys.modules)
@@ -332,6 +333,7 @@ class Session:
     def begin_step(self, step: int | None = None) -> None:
         """Open the span of a step, unless one is open; ``step`` overrides the session's own count."""
         if self.recorder.enabled:
+            self.finder.look()
             self._marks.begin(step)
 
     def end_step(self) -> None:
@@ -341,6 +343,7 @@ class Session:
     @guarded
     def mark_step(self, step: int | None = None) -> None:
         """End the step here and begin the next: what :func:`mappnb.step` calls."""
+        self.finder.look()
         self._marks.mark(step)
 
     @guarded
