@@ -202,8 +202,8 @@ class Session:
         except MappnbError:
             raise
         except Exception as err:  # noqa: BLE001 (capture never kills training)
-            self._take_off()
             self.fail(where, err)
+            self._take_off()
             if not self._writer.alive:
                 self._output.give_up(broken=True)
 
@@ -286,7 +286,6 @@ class Session:
         log.warning("mappnb: rank %s: recording stopped (%s); training continues", self.state.rank, reason)
         self._writer.wake()
 
-    # ------------------------------------------------------------------------------------------------ writer thread
     def _round(self, last: bool) -> bool:
         """One round of the writer thread; returns False once there is nothing more to write."""
         output = self._output
@@ -329,7 +328,6 @@ class Session:
             if not fn():
                 self._deferred.append(fn)
 
-    # --------------------------------------------------------------------------------------------- called by probes
     def begin_step(self, step: int | None = None) -> None:
         """Open the span of a step, unless one is open; ``step`` overrides the session's own count."""
         if self.recorder.enabled:
