@@ -93,10 +93,9 @@ def events_window(
     reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any], columns: Columns, incarnation: Array, rank: Array
 ) -> xr.Dataset:
     """Return the rows of a window, in order of start, as a dataset in memory, dims (event,)."""
-    keys = np.stack([incarnation, rank], 1) if len(rank) else np.empty((0, 2), np.int32)
-    pairs, inverse = np.unique(keys, axis=0, return_inverse=True)
-    offsets = np.array([clock.offset((int(i), int(r))) for i, r in pairs] or [0], np.int64)
-    start = columns["start_ns"] + (offsets[inverse.ravel()] if len(rank) else 0)
+    pairs, inverse = np.unique((incarnation.astype(np.int64) << 32) | rank, return_inverse=True)
+    offsets = np.array([clock.offset((int(p >> 32), int(p & 0xFFFFFFFF))) for p in pairs], np.int64)
+    start = columns["start_ns"] + offsets[inverse]
     order = np.argsort(start, kind="stable")
     site = columns["site"][order]
     have = {

@@ -40,10 +40,12 @@ class Index:
     file: Any = None
     rows: int = field(init=False)
     bounds: tuple[int, int, int, int] = field(init=False, default=(0, 0, 0, 0))
+    stored: frozenset[str] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
         groups = self.row_groups
         self.rows = int(groups[:, 4].sum())
+        self.stored = frozenset(self.footer.schema.names) if self.footer is not None else frozenset()
         if len(groups):
             self.bounds = (int(groups[:, 0].min()), int(groups[:, 1].max()), int(groups[:, 2].min()), int(groups[:, 3].max()))
 
@@ -89,9 +91,15 @@ def verify_closed(source: Any) -> int:
         return int(file.read(use_threads=False).num_rows)
 
 
+def _array(column: pa.ChunkedArray, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return a column as an array; one chunk of numbers is not copied."""
+    whole = column.chunk(0) if column.num_chunks == 1 else column
+    return np.asarray(whole.to_numpy(zero_copy_only=False), dtype=dtype)
+
+
 def _to_numpy(table: pa.Table, spec: TableSpec) -> Columns:
     return {
-        name: np.asarray(column.to_numpy(zero_copy_only=False), dtype=spec.numpy_dtype(name))
+        name: _array(column, spec.numpy_dtype(name))
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
@@ -103,7 +111,8 @@ def read_closed(
     index: Index,
     columns: list[str] | None = None,
     row_groups: list[int] | None = None,
-    keep: Callable[[Columns], np.ndarray[Any, Any] | None] | None = None,
+    keep: Callable[[Columns], np.ndarray[Any, Any]] | None = None,
+    keep_by: tuple[str, ...] = (),
 ) -> Columns:
     """Read rows of a closed segment.
 
@@ -120,24 +129,31 @@ def read_closed(
     row_groups : list of int, optional
         Row groups wanted; all by default.
     keep : callable, optional
-        Gets the columns and returns a mask of the rows wanted, or None for all.
+        Gets the columns ``keep_by`` and returns a mask of the rows wanted.
     """
     wanted = list(columns or spec.columns)
-    names = set(index.footer.schema.names)
     groups = list(range(len(index.row_groups))) if row_groups is None else row_groups
     rows = int(index.row_groups[groups, 4].sum())
-    stored = [c for c in wanted if c in names]
-    out: Columns = {}
-    if stored and groups:
-        out = _to_numpy(index.read(source, groups, stored), spec)
-        rows = len(out[stored[0]])
-    fixed = {c: index.meta.get("constant", {}).get(c, missing_value(spec, c)) for c in wanted if c not in out}
-    filler: Columns = {c: np.broadcast_to(np.asarray(v, spec.numpy_dtype(c)), rows) for c, v in fixed.items()}
-    mask = keep({**out, **filler}) if keep is not None else None
-    if mask is not None:
-        out = {c: v[mask] for c, v in out.items()}
-        rows = int(mask.sum())
-    return {c: out[c] if c in out else np.full(rows, fixed[c], spec.numpy_dtype(c)) for c in wanted}
+    constant = index.meta.get("constant", {})
+    stored = [c for c in dict.fromkeys((*wanted, *keep_by)) if c in index.stored]
+    table = index.read(source, groups, stored) if stored and groups else None
+
+    def column(name: str) -> np.ndarray[Any, Any]:
+        dtype = spec.numpy_dtype(name)
+        if table is not None and name in index.stored:
+            return _array(table.column(name), dtype)
+        return np.full(rows, constant.get(name, missing_value(spec, name)), dtype)
+
+    if keep is None:
+        return {c: column(c) for c in wanted}
+    mask = keep({c: column(c) for c in keep_by})
+    hits = np.flatnonzero(mask)
+    first, rows = (int(hits[0]), int(hits[-1] - hits[0]) + 1) if len(hits) else (0, 0)
+    table = None if table is None else table.slice(first, rows)  # a window is few rows of many: cut before anything is copied
+    if len(hits) == rows:
+        return {c: column(c) for c in wanted}
+    hits -= first
+    return {c: column(c)[hits] for c in wanted}
 
 
 def missing_value(spec: TableSpec, name: str) -> Any:

@@ -169,27 +169,24 @@ class TableReader:
         part: _Part,
         columns: list[str],
         row_groups: list[int] | None = None,
-        keep: Callable[[Columns], Array | None] | None = None,
+        keep: Callable[[Columns], Array] | None = None,
+        keep_by: tuple[str, ...] = (),
     ) -> Columns:
         """Columns of one part; with "site" already in the numbers of ``self.sites``."""
         if part.index is None:
             assert part.columns is not None
-            rows = {c: part.columns[c] for c in columns}
-            mask = keep(rows) if keep is not None else None
-            out = rows if mask is None else {c: v[mask] for c, v in rows.items()}
+            mask = keep(part.columns) if keep is not None else slice(None)
+            out = {c: part.columns[c][mask] for c in columns}
         else:
             try:
                 source = part.index.file or self.store.open(part.segment)
-                out = read_closed(
-                    source, self.spec, index=part.index, columns=columns, row_groups=row_groups, keep=keep
-                )
+                options = {"columns": columns, "row_groups": row_groups, "keep": keep, "keep_by": keep_by}
+                out = read_closed(source, self.spec, index=part.index, **options)
             except Exception as err:  # noqa: BLE001 (as above)
                 self._problem(part.segment, err)
                 warnings.warn(f"{part.segment.path}: {err}; its rows are left out", stacklevel=3)
                 return {c: np.empty(0, self.spec.numpy_dtype(c)) for c in columns}
-        if "site" in out:
-            out = {**out, "site": _codes(part.lookup, out["site"])}
-        return out
+        return {**out, "site": _codes(part.lookup, out["site"])} if "site" in out else out
 
     def _span(self, lo: int, hi: int | None) -> list[tuple[_Part, slice]]:
         """Parts that hold the rows ``lo`` to ``hi``, each with the slice of its own rows."""
@@ -264,13 +261,14 @@ class TableReader:
             Of each row.
         """
         wanted = list(columns or self.spec.columns)
-        need = list(dict.fromkeys([*wanted, *self._needed(time_ns is not None, steps is not None, sites is not None)]))
+        keep_by = self._needed(time_ns is not None, steps is not None, sites is not None)
         parts = [p for p in self.parts if keys is None or p.key in keys]
 
         def load(item: tuple[_Part, tuple[int, int] | None, list[int] | None]) -> Columns:
             part, span, groups = item
-            rows = self._read(part, need, groups, lambda found: self._mask(part, found, span, steps, sites))
-            return {c: rows[c] for c in wanted}
+            if not keep_by:
+                return self._read(part, wanted, groups)
+            return self._read(part, wanted, groups, lambda found: self._mask(part, found, span, steps, sites), keep_by)
 
         items = self._touched(parts, time_ns, steps)
         parts = [part for part, _, _ in items]
@@ -293,10 +291,10 @@ class TableReader:
                 out.append((part, span, groups))
         return out
 
-    def _needed(self, time: bool, step: bool, site: bool) -> list[str]:
+    def _needed(self, time: bool, step: bool, site: bool) -> tuple[str, ...]:
         spec = self.spec
         bounds = [spec.start, "duration_ns" if spec.end == "+duration_ns" else spec.end] if time else []
-        return bounds + (["step"] if step else []) + (["site"] if site else [])
+        return (*bounds, *(["step"] if step else []), *(["site"] if site else []))
 
     def _mask(
         self,
@@ -305,7 +303,7 @@ class TableReader:
         span: tuple[int, int] | None,
         steps: tuple[int, int] | None,
         sites: Array | None,
-    ) -> Array | None:
+    ) -> Array:
         masks = []
         if span is not None:
             start, end = self.spec.bounds(rows)
@@ -314,7 +312,7 @@ class TableReader:
             masks.append((rows["step"] >= steps[0]) & (rows["step"] <= steps[1]))
         if sites is not None:
             masks.append(sites[_codes(part.lookup, rows["site"])])
-        return np.logical_and.reduce(masks) if masks else None
+        return masks[0] if len(masks) == 1 else np.asarray(np.logical_and.reduce(masks))
 
     def merged_meta(self) -> dict[tuple[int, int], dict[str, Any]]:
         """Return the newest metadata of each (incarnation, rank): counters, threads, sign of life."""

@@ -47,8 +47,13 @@ def _calls(events: xr.Dataset) -> _Calls:
     category = events.category.values
     index = np.flatnonzero(((category == Category.COLLECTIVE) | (category == Category.P2P)) & (events.seq.values >= 0))
     keys = _keys(events, index)
-    unique, call = np.unique(keys, axis=0, return_inverse=True)
-    return _Calls(index, call.ravel(), len(unique), unique[:, 3] >= 0 if len(unique) else np.empty(0, bool))
+    order = np.lexsort(keys.T[::-1])
+    ordered = keys[order]
+    new = np.ones(len(order), bool)
+    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    call = np.empty(len(order), np.int64)
+    call[order] = np.cumsum(new) - 1
+    return _Calls(index, call, int(new.sum()), ordered[new, 3] >= 0)
 
 
 def last_arrival_ns(events: xr.Dataset) -> Array:
