@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import logging
 import os
 import random
@@ -95,8 +96,7 @@ def fill(folder: Path) -> None:
     with open(folder / "other-job", "ab", buffering=0) as other:
         for size in (1 << 20, 4096, 64, 1):
             with pytest.raises(OSError, match="No space left"):
-                while True:
-                    other.write(b"x" * size)
+                other.writelines(itertools.repeat(b"x" * size))
 
 
 def test_disk_full_while_recording(tmp_path, caplog):
@@ -382,6 +382,7 @@ def test_a_dead_file_system(tmp_path, caplog, what, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------ kill -9
+LOST_NS = 500_000_000  # a flush is due every 100 ms, on a busy machine
 RANK = """
 import os, sys, time
 import mappnb
@@ -418,7 +419,7 @@ def check_killed_run(path, outputs: dict[int, str], killed: int, killed_ns: int,
         whole = work.isel(event=(work.flags.values & Flag.OPEN) == 0)
         steps = np.sort(whole.step.values)
         np.testing.assert_array_equal(steps, np.arange(len(steps)))  # none is missing in between, none is there twice
-        sure = finished[finished[:, 1] < killed_ns - 1_000_000_000] if rank == killed else finished
+        sure = finished[finished[:, 1] < killed_ns - LOST_NS] if rank == killed else finished
         assert len(steps) >= len(sure), f"rank {rank}: {len(steps)} of {len(sure)} steps that were flushed before"
         rows = run.steps.sel(rank=rank).end_ns.values
         assert (rows >= 0).sum() >= len(sure)
@@ -440,14 +441,14 @@ def test_kill_9_of_a_rank_loses_at_most_the_last_flush(tmp_path, programs, seed,
     for program in ranks:
         program.wait_for("\n")
     killed = rng.randrange(size)
-    time.sleep(rng.uniform(0.3, 1.6))
+    time.sleep(rng.uniform(0.7, 1.4))
     ranks[killed].kill(signal.SIGKILL)
     killed_ns = time.monotonic_ns()
     assert ranks[killed].wait() == -signal.SIGKILL
     time.sleep(0.2)
     stop.touch()
     assert [p.wait() for r, p in enumerate(ranks) if r != killed] == [0] * (size - 1)
-    assert len(said(ranks[killed].out)) > 20
+    assert (said(ranks[killed].out)[:, 1] < killed_ns - LOST_NS).any()
     check_killed_run(path, {r: p.out for r, p in enumerate(ranks)}, killed, killed_ns, monkeypatch)
 
 

@@ -272,7 +272,7 @@ class Session:
         self.recorder.enabled = self._running and not self.degraded
 
     def flush(self) -> bool:
-        """Have what is recorded now written, and wait for it for two seconds at most; False if it is not. For signal handlers and tests."""
+        """Have what is recorded now written, and wait two seconds at most; False if it is not. Safe in a signal handler."""
         return self._running and not self.degraded and self._writer.flush(FLUSH_PATIENCE_S)
 
     def fail(self, where: str, err: BaseException) -> None:
