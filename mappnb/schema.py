@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xarray as xr
 
 from mappnb.errors import SchemaError
 from mappnb.terms import EVENT
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = [
     "EVENTS",

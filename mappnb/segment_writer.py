@@ -38,16 +38,36 @@ def _row_groups(spec: TableSpec, columns: Columns, rows: int) -> list[list[int]]
     ]
 
 
+def _array(column: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    """Return a column as an Arrow array. ``pa.array`` would import pandas into the training job, half a second of CPU."""
+    if kind != pa.string():
+        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+    texts = [str(text).encode() for text in column]
+    offsets = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum([len(t) for t in texts], out=offsets[1:])
+    return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
+
+
 class _WholeFile(io.FileIO):
-    """An unbuffered file that writes all or raises: pyarrow does not look at how much a nearly full disk took."""
+    """A file that keeps what is written until :meth:`hand_over`, which gives all of it to the system at once, or raises.
+
+    pyarrow writes a batch in many small pieces, and does not look at how much of one a nearly full disk took.
+    """
+
+    def __init__(self, path: Path, mode: str) -> None:
+        super().__init__(path, mode)
+        self._kept: list[bytes] = []
 
     def write(self, data: Any, /) -> int:
-        """Write every byte."""
-        left = memoryview(data).cast("B")
-        size = len(left)
+        """Keep a copy of the bytes."""
+        self._kept.append(bytes(data))
+        return len(self._kept[-1])
+
+    def hand_over(self) -> None:
+        """Give every byte kept to the operating system."""
+        left, self._kept = memoryview(b"".join(self._kept)), []
         while left:
             left = left[super().write(left) or 0 :]
-        return size
 
 
 class TableWriter:
@@ -82,10 +102,13 @@ class TableWriter:
         self.is_open: Callable[[Columns], np.ndarray[Any, Any]] = lambda columns: np.ones(len(columns["flags"]), bool)
         self.number = 0
         self.rows_written = 0
-        self._file: io.FileIO | None = None
+        self._schema = spec.arrow_schema
+        self._fields = list(self._schema)
+        self._file: _WholeFile | None = None
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None
         self._batches: list[Columns] = []
         self._meta: dict[str, Any] = {}
+        self._described = np.zeros(256, bool)  # sites that the open segment tells of
         self._rows = 0
         self._opened_s = 0.0
         directory.mkdir(parents=True, exist_ok=True)
@@ -105,37 +128,39 @@ class TableWriter:
         OSError
             If the disk is full or not writable.
         """
+        self._put(columns, meta)
+        if self._rows >= self.max_rows or time.monotonic() - self._opened_s >= self.max_age_s:
+            self.roll()
+
+    def _put(self, columns: Columns, meta: Mapping[str, Any] | None = None) -> None:
         rows = len(next(iter(columns.values())))
         meta = {**(meta or {}), **self._new_sites(columns)}
         if self._stream is None:
             self._open()
-        assert self._stream is not None
-        arrays = [
-            pa.array(columns[k], type=f.type) for k, f in zip(self.spec.columns, self.spec.arrow_schema, strict=True)
-        ]
-        batch = pa.record_batch(arrays, schema=self.spec.arrow_schema)
+        assert self._stream is not None and self._file is not None  # noqa: PT018 (one fact)
+        batch = pa.record_batch([_array(columns[f.name], f.type) for f in self._fields], schema=self._schema)
         self._stream.write_batch(batch, custom_metadata={META: json.dumps(meta)})
+        self._file.hand_over()
         merge_meta(self._meta, meta)
         if rows:
             self._batches.append(columns)
             self._rows += rows
             self.rows_written += rows
-        if self._rows >= self.max_rows or time.monotonic() - self._opened_s >= self.max_age_s:
-            self.roll()
 
     def _new_sites(self, columns: Columns) -> dict[str, Any]:
         if self.site is None or not len(columns["site"]):
             return {}
-        known = self._meta.get("sites", {})
-        return {
-            "sites": {str(i): list(self.site(i)) for i in np.unique(columns["site"]).tolist() if str(i) not in known}
-        }
+        site = columns["site"]
+        if (most := int(site.max())) >= len(self._described):
+            self._described = np.concatenate([self._described, np.zeros(most + 1, bool)])
+        new = np.unique(site[~self._described[site]]).tolist()
+        self._described[new] = True
+        return {"sites": {str(i): list(self.site(i)) for i in new}} if new else {}
 
     def _open(self) -> None:
         path = self.directory / OPEN_NAME.format(self.number)
         self._file = _WholeFile(path, "xb")
-        schema = self.spec.arrow_schema.with_metadata({META: json.dumps(self.header)})
-        self._stream = pa.ipc.new_stream(self._file, schema)
+        self._stream = pa.ipc.new_stream(self._file, self._schema.with_metadata({META: json.dumps(self.header)}))
         self._opened_s = time.monotonic()
 
     def roll(self) -> None:
@@ -146,13 +171,14 @@ class TableWriter:
         if len(kept[self.spec.start]):
             self._write_parquet(kept)
         self._stream.close()
-        self._file.close()
+        self._file.close()  # what closes a stream is left out: the file goes
         os.unlink(self.directory / OPEN_NAME.format(self.number))
         self._stream = self._file = None
         self._batches, self._meta, self._rows = [], {}, 0
+        self._described[:] = False
         self.number += bool(len(kept[self.spec.start]))  # a number without a file reads as a loss
         if len(carried[self.spec.start]):
-            self.append(carried)
+            self._put(carried)  # never full again at once, however many are open
 
     def _finished(self) -> tuple[Columns, Columns]:
         """Return (rows for the Parquet file in order of start, rows of spans still open)."""
@@ -178,9 +204,9 @@ class TableWriter:
         }
         row_groups = _row_groups(self.spec, columns, rows)
         meta = {**self.header, **self._meta, "rows": rows, "row_groups": row_groups, "constant": constant}
-        fields = [f for f in self.spec.arrow_schema if f.name not in constant]
+        fields = [f for f in self._fields if f.name not in constant]
         schema = pa.schema(fields, metadata={META: json.dumps(meta)})
-        table = pa.table([pa.array(columns[f.name], type=f.type) for f in fields], schema=schema)
+        table = pa.table([_array(columns[f.name], f.type) for f in fields], schema=schema)
         text = [f.name for f in fields if f.type == pa.string()]
         split = {f.name: "BYTE_STREAM_SPLIT" for f in fields if f.type in (pa.int64(), pa.int32(), pa.float64())}
         options = {

@@ -1,6 +1,6 @@
 """Attach, window queries and import: 64 ranks × 200,000 events.
 
-    python tests/bench/bench_reading.py [--keep FOLDER]
+python tests/bench/bench_reading.py [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -30,34 +30,56 @@ def timed(what: str, call: Callable[[], Any], *, repeat: int = 15) -> Any:
         walls.append(1e3 * (time.perf_counter() - wall))
         cpus.append(1e3 * (time.process_time() - cpu))
     middle = sorted(walls)[len(walls) // 2]
-    print(f"{what:48} first {walls[0]:7.1f}  median {middle:7.1f}  least {min(walls):7.1f}  (CPU least {min(cpus):7.1f}) ms")
+    print(
+        f"{what:48} first {walls[0]:7.1f}  median {middle:7.1f}  least {min(walls):7.1f}  (CPU least {min(cpus):7.1f}) ms"
+    )
     return result
 
 
-def import_cost(code: str) -> float:
-    """Least CPU seconds of five fresh interpreters."""
-    probe = f"import time; {code}; print(time.process_time())"
-    return min(float(subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout) for _ in range(5))
+def import_costs(codes: list[str], *, rounds: int = 9) -> list[float]:
+    """Least CPU seconds of fresh interpreters, the codes taking turns."""
+    least = [float("inf")] * len(codes)
+    for _ in range(rounds):
+        for i, code in enumerate(codes):
+            probe = [sys.executable, "-c", f"import time; {code}; print(time.process_time())"]
+            least[i] = min(least[i], float(subprocess.run(probe, capture_output=True, text=True, check=True).stdout))
+    return least
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", help="make the run here, or use the one that is there")
     args = parser.parse_args()
-    base = import_cost("import numpy, pandas, xarray")
-    for name, code in (
-        ("import mappnb", "import numpy, pandas, xarray, mappnb"),
-        ("... and attach, analysis", "import numpy, pandas, xarray, mappnb; mappnb.attach; mappnb.analysis"),
-    ):
-        print(f"{name:48} {import_cost(code) - base:.3f} s CPU above numpy + pandas + xarray ({base:.2f} s)")
+    readers = "import numpy, pandas, xarray"
+    codes = [
+        readers,
+        f"{readers}, mappnb",
+        f"{readers}, mappnb; mappnb.attach; mappnb.analysis",
+        "pass",
+        "import mappnb; mappnb.record",
+    ]
+    base, plain, reading, nothing, recording = import_costs(codes)
+    print(f"{'import mappnb':48} {plain - base:.3f} s CPU above numpy + pandas + xarray ({base:.2f} s)")
+    print(f"{'... and attach, analysis':48} {reading - base:.3f} s CPU above the same")
+    print(f"{'import mappnb; mappnb.record, in the job':48} {recording - nothing:.3f} s CPU above a bare interpreter")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(args.keep or folder) / "run"
         if not path.exists():
             per_step = MICROBATCHES * (2 + 2 * LAYERS + 3) + 4
-            make_run(path, layout=Layout(pp=8, dp=8), num_microbatches=MICROBATCHES, num_layers=LAYERS, num_steps=EVENTS // per_step)
+            make_run(
+                path,
+                layout=Layout(pp=8, dp=8),
+                num_microbatches=MICROBATCHES,
+                num_layers=LAYERS,
+                num_steps=EVENTS // per_step,
+            )
         run = timed("attach", lambda: mappnb.attach(path))
         print(f"  {run.events.sizes['event']:,} events, {run.store.size_bytes() / 1e6:.0f} MB")
-        timed("attach and first window, 64 ranks, 0.1 s", lambda: mappnb.attach(path).sel(time=slice(50.0, 50.1)), repeat=5)
+        timed(
+            "attach and first window, 64 ranks, 0.1 s",
+            lambda: mappnb.attach(path).sel(time=slice(50.0, 50.1)),
+            repeat=5,
+        )
         window = timed("window, 64 ranks, 0.1 s", lambda: run.sel(time=slice(50.0, 50.1)))
         print(f"  {window.sizes['event']:,} events")
         timed("window, 16 ranks, 0.1 s", lambda: run.sel(time=slice(50.0, 50.1), rank=range(16)))
