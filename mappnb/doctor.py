@@ -14,7 +14,8 @@ from pathlib import Path
 __all__ = ["Finding", "doctor"]
 
 UNTESTED_ON_GPU = (
-    "capture.clock.CudaClock (device times), capture.steps (pinned copies of losses, allocator peaks), "
+    "capture.clock.CudaClock and capture.device_spans (device times; tested on a simulated device), "
+    "capture.steps (pinned copies of losses, allocator peaks), "
     "capture.collectives on NCCL, capture.telemetry through NVML"
 )
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import xarray as xr
 
 from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.schema import EVENTS, check
+from mappnb.terms import Category
 
-__all__ = ["events_of"]
+__all__ = ["events_of", "issue_only"]
+
+Array = np.ndarray[Any, Any]
 
 
 def events_of(run: Run | xr.Dataset, step: int | slice | None = None) -> xr.Dataset:
@@ -42,3 +48,22 @@ def events_of(run: Run | xr.Dataset, step: int | slice | None = None) -> xr.Data
         run["step"] <= (bounds.stop if bounds.stop is not None else 2**31 - 1)
     )
     return run.isel(event=inside.values.nonzero()[0])
+
+
+def issue_only(events: xr.Dataset) -> Array:
+    """Return which spans tell when device work was issued, and not when it ran.
+
+    Parameters
+    ----------
+    events : Dataset, dims (event,)
+
+    Returns
+    -------
+    bool array, shape (event,)
+        True for compute and optimizer spans of host lanes (``stream`` below 0) of the ranks that have compute on a device
+        lane in these events: there the device lanes tell the time. False everywhere where nothing ran on a device.
+    """
+    category, rank, on_device = events.category.values, events["rank"].values, events.stream.values >= 0
+    compute = category == Category.COMPUTE
+    timed = np.unique(rank[on_device & compute])
+    return np.asarray((compute | (category == Category.OPTIMIZER)) & ~on_device & np.isin(rank, timed))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mappnb.analysis._input import events_of
+from mappnb.analysis._input import events_of, issue_only
 from mappnb.analysis._intervals import innermost_segments, union_length
 from mappnb.analysis.bubbles import bubble_seconds
 from mappnb.analysis.matching import last_arrival_ns
@@ -80,6 +80,10 @@ def breakdown(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.D
     compute. Time in a step that no inner span explains is ``host``; time outside is ``idle``. Where threads or streams of a rank
     differ, the first of compute, transfer, wait_peer, data, checkpoint, optimizer, host wins. Arrivals of other hosts are as
     good as the clock model in ``events.attrs["clock_model"]``.
+
+    For a rank that has compute on a device (``stream`` 0 or more), only the device lanes are compute and optimizer; the spans in
+    which its host issued that work are ``host``. A device span holds all that its stream did from begin to end, waits for other
+    streams included.
     """
     events = events_of(run, step)
     unreal = (events.category.values == Category.MARK) & (
@@ -123,6 +127,7 @@ def _segments(events: xr.Dataset, windows: _Windows) -> tuple[Array, Array, Arra
     span = blocking[span]
     category = events.category.values[span]
     label = np.array([BREAKDOWN.index(_LABEL.get(c, "host")) for c in category], np.int64)
+    label[issue_only(events)[span]] = BREAKDOWN.index("host")
     moving = np.isin(category, _TRANSFERS)
     arrival = np.clip(last_arrival_ns(events)[span[moving]], left[moving], right[moving])
     cells = windows.cell[span]

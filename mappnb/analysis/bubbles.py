@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mappnb.analysis._input import events_of
+from mappnb.analysis._input import events_of, issue_only
 from mappnb.analysis._intervals import union_length
 from mappnb.run import Run
 from mappnb.terms import Category, Op, Phase
@@ -20,21 +20,34 @@ _BACKWARD = (Phase.BACKWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 
 
 def _actions(events: xr.Dataset) -> xr.Dataset:
-    """Return the actions of the schedule: forward and backward steps, or all compute where a trace has none. Evaluation is left out."""
-    op, step = events.op.values, events["step"].values
-    action = ((op == Op.FORWARD_STEP) | (op == Op.BACKWARD_STEP)) & (step >= 0)
+    """Return the actions of the schedule: forward and backward steps, or all compute where a trace has none. Evaluation is left out.
+
+    Of a rank that computes on a device only its device lanes are taken.
+    """
+    op, rank = events.op.values, events["rank"].values
+    real = (events["step"].values >= 0) & ~issue_only(events)
+    compute = (events.category.values == Category.COMPUTE) & real
+    action = ((op == Op.FORWARD_STEP) | (op == Op.BACKWARD_STEP)) & real
     if not action.any():
-        action = (events.category.values == Category.COMPUTE) & (step >= 0)
+        action = compute
+    else:  # a device trace may hold kernels alone
+        action |= compute & (events.stream.values >= 0) & ~np.isin(rank, rank[action])
     action &= ~_inside_evaluation(events)
     return events.isel(event=np.flatnonzero(action))
 
 
 def _inside_evaluation(events: xr.Dataset) -> Array:
     out = np.zeros(events.sizes["event"], bool)
-    start, rank = events.start_ns.values, events["rank"].values
+    start, rank = _issued_ns(events), events["rank"].values
     for i in np.flatnonzero(events.category.values == Category.EVALUATION):
         out |= (rank == rank[i]) & (start >= start[i]) & (start < start[i] + events.duration_ns.values[i])
     return out
+
+
+def _issued_ns(events: xr.Dataset) -> Array:
+    """Return when the host began each event, on the run clock: device work may run after the span that issued it."""
+    start, issued, raw = events.start_ns.values, events.issue_ns.values, events.raw_start_ns.values
+    return np.asarray(np.where(issued >= 0, issued + np.where(raw >= 0, start - raw, 0), start))
 
 
 def bubble_fraction(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.DataArray:
@@ -55,7 +68,7 @@ def bubble_fraction(run: Run | xr.Dataset, *, step: int | slice | None = None) -
     Notes
     -----
     GPipe and 1F1B at equal costs: ``(p - 1) / (m + p - 1)``. Narayanan et al. (arXiv:2104.04473, 2.2) print ``(p - 1) / m``, which is
-    relative to the *ideal* time instead.
+    relative to the *ideal* time instead. For a rank that computes on a device, its device lanes alone count.
     """
     bubble = bubble_seconds(events_of(run, step))
     fraction = bubble.sum("phase", min_count=1) / bubble["makespan_s"]

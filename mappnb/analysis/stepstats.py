@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from mappnb.analysis._input import events_of
+from mappnb.analysis._input import events_of, issue_only
 from mappnb.errors import MappnbError
 from mappnb.run import Run
 
@@ -65,7 +65,7 @@ def step_statistics(run: Run, *, skip_first: int = 1) -> pd.Series[Any]:
 
 
 def op_statistics(run: Run | xr.Dataset, *, step: int | slice | None = None) -> pd.DataFrame:
-    """Return count and duration of each operation.
+    """Return count and duration of each operation; what a device timed is not counted a second time as issued.
 
     Parameters
     ----------
@@ -77,8 +77,14 @@ def op_statistics(run: Run | xr.Dataset, *, step: int | slice | None = None) -> 
     -------
     DataFrame
         Index (category, op, phase); ``count``, ``total_s``, ``median_s``, ``p90_s``, in s, spans inside them included; longest total first.
+
+    Notes
+    -----
+    A compute or optimizer span that a device ran has two rows: the host's, in which it was issued, and the device's. Where a rank has
+    device rows of a (category, op, phase), these alone are counted; where it has none, its host rows are.
     """
     events = events_of(run, step)
+    events = events.isel(event=np.flatnonzero(~_timed_elsewhere(events)))
     names = ["category", "op", "phase"]
     frame = pd.DataFrame({n: pd.Categorical(events[n].values) for n in names} | {"s": events.duration_ns.values / 1e9})
     grouped = frame.groupby(names, observed=True)["s"]
@@ -91,3 +97,13 @@ def op_statistics(run: Run | xr.Dataset, *, step: int | slice | None = None) -> 
         }
     )
     return table.sort_values("total_s", ascending=False)
+
+
+def _timed_elsewhere(events: xr.Dataset) -> np.ndarray[Any, Any]:
+    """Return which events are only the issue of work of which the rank has device rows."""
+    issue = issue_only(events)
+    if not issue.any():
+        return issue
+    keys = pd.DataFrame({n: events[n].values for n in ("rank", "category", "op", "phase")})
+    key = keys.groupby(list(keys), sort=False).ngroup().to_numpy()
+    return np.asarray(issue & np.isin(key, key[events.stream.values >= 0]))

@@ -204,11 +204,12 @@ def state_of(session: SessionLike) -> ProbeState:
 def build_probes(plan: Plan) -> list[Probe]:
     """Return the probes of ``plan``, in the order in which to install them; uninstall in the reverse order."""
     from mappnb.capture.collectives import CollectiveProbe
+    from mappnb.capture.device_spans import DeviceProbe
     from mappnb.capture.hostevents import GcProbe
     from mappnb.capture.megatron import MegatronProbe
     from mappnb.capture.torch_programs import TorchProbe
 
-    probes: list[Probe] = [CollectiveProbe(), MegatronProbe(), TorchProbe()]
+    probes: list[Probe] = [DeviceProbe(), CollectiveProbe(), MegatronProbe(), TorchProbe()]
     return [*probes, GcProbe()] if plan.gc else probes
 
 

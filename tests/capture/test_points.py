@@ -44,7 +44,7 @@ def test_plans_that_cannot_work():
 def test_probes_follow_the_protocol():
     probes = build_probes(PLANS["default"])
     assert all(isinstance(probe, Probe) for probe in probes)
-    assert [probe.name for probe in probes] == ["collectives", "megatron", "torch", "gc"]
+    assert [probe.name for probe in probes] == ["device", "collectives", "megatron", "torch", "gc"]
     assert "gc" not in [probe.name for probe in build_probes(replace(PLANS["default"], gc=False))]
 
 
