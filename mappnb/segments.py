@@ -47,7 +47,12 @@ class Index:
         self.rows = int(groups[:, 4].sum())
         self.stored = frozenset(self.footer.schema.names) if self.footer is not None else frozenset()
         if len(groups):
-            self.bounds = (int(groups[:, 0].min()), int(groups[:, 1].max()), int(groups[:, 2].min()), int(groups[:, 3].max()))
+            self.bounds = (
+                int(groups[:, 0].min()),
+                int(groups[:, 1].max()),
+                int(groups[:, 2].min()),
+                int(groups[:, 3].max()),
+            )
 
     def read(self, source: Any, row_groups: list[int], columns: list[str]) -> pa.Table:
         """Decode row groups; a local file stays open for the next call."""
@@ -149,7 +154,9 @@ def read_closed(
     mask = keep({c: column(c) for c in keep_by})
     hits = np.flatnonzero(mask)
     first, rows = (int(hits[0]), int(hits[-1] - hits[0]) + 1) if len(hits) else (0, 0)
-    table = None if table is None else table.slice(first, rows)  # a window is few rows of many: cut before anything is copied
+    table = (
+        None if table is None else table.slice(first, rows)
+    )  # a window is few rows of many: cut before anything is copied
     if len(hits) == rows:
         return {c: column(c) for c in wanted}
     hits -= first

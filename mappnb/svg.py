@@ -119,7 +119,9 @@ def line_chart(
     for point in points if len(points) <= 60 else []:
         px, py = at(*point)
         tip = html.escape(f"{x_label} {_number(point[0])}: {point[1]:.4g}")
-        canvas.parts.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.6" fill="{colour}"><title>{tip}</title></circle>')
+        canvas.parts.append(
+            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.6" fill="{colour}"><title>{tip}</title></circle>'
+        )
     canvas.text((LEFT + width - RIGHT) / 2, height - 4, x_label, anchor="middle", cls="t axis")
     canvas.text(4, TOP + 4, y_label, cls="t axis")
     return canvas.render()

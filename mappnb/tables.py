@@ -180,8 +180,10 @@ class TableReader:
         else:
             try:
                 source = part.index.file or self.store.open(part.segment)
-                options = {"columns": columns, "row_groups": row_groups, "keep": keep, "keep_by": keep_by}
-                out = read_closed(source, self.spec, index=part.index, **options)
+                index = part.index
+                out = read_closed(
+                    source, self.spec, index=index, columns=columns, row_groups=row_groups, keep=keep, keep_by=keep_by
+                )
             except Exception as err:  # noqa: BLE001 (as above)
                 self._problem(part.segment, err)
                 warnings.warn(f"{part.segment.path}: {err}; its rows are left out", stacklevel=3)
@@ -280,7 +282,10 @@ class TableReader:
         return out, np.repeat(place[:, 0], counts), np.repeat(place[:, 1], counts)
 
     def _touched(
-        self, parts: list[_Part], time_ns: Callable[[tuple[int, int]], tuple[int, int]] | None, steps: tuple[int, int] | None
+        self,
+        parts: list[_Part],
+        time_ns: Callable[[tuple[int, int]], tuple[int, int]] | None,
+        steps: tuple[int, int] | None,
     ) -> list[tuple[_Part, tuple[int, int] | None, list[int] | None]]:
         """Return the parts that may hold rows of a window, each with the window on its own clock and the row groups to decode."""
         out: list[tuple[_Part, tuple[int, int] | None, list[int] | None]] = []

@@ -20,7 +20,7 @@ def test_there_are_notebooks():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs(path):
     command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", "-W", "ignore", str(path)]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=path.parent)
+    out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=path.parent, check=False)
     assert out.returncode == 0, out.stdout[-3000:]
 
 

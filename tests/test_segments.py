@@ -198,17 +198,17 @@ def test_cost_of_a_row_does_not_grow_with_the_number_of_segments(tmp_path):
 def test_writing_brings_no_pandas_into_the_job(tmp_path):
     """The first flush must not import half a second of packages beside the training loop."""
     code = (
-        "import sys; sys.path.insert(0, {!r}); import numpy as np\n"
+        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import numpy as np\n"
         "from pathlib import Path\n"
         "from mappnb.segment_writer import TableWriter\nfrom mappnb.table_specs import TABLES\n"
         "for name in ('events', 'metrics'):\n"
         "    spec = TABLES[name]\n"
-        "    row = {{c: np.full(3, '' if d == 'str' else 0, spec.numpy_dtype(c)) for c, d in spec.columns.items()}}\n"
-        "    table = TableWriter(Path({!r}) / name, spec, {{'run_id': 'r'}},\n"
+        "    row = {c: np.full(3, '' if d == 'str' else 0, spec.numpy_dtype(c)) for c, d in spec.columns.items()}\n"
+        f"    table = TableWriter(Path({str(tmp_path)!r}) / name, spec, {{'run_id': 'r'}},\n"
         "        site=(lambda i: ('', '', '', '', 0, '')) if name == 'events' else None)\n"
         "    table.append(row); table.close()\n"
         "import mappnb; mappnb.record\n"
         "print([m for m in ('pandas', 'xarray', 'fsspec', 'zarr') if m in sys.modules])"
-    ).format(os.path.dirname(__file__), str(tmp_path))
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -116,12 +116,20 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, default=4)
     args = parser.parse_args()
     settings = TrainSettings(
-        layers=8, hidden=256, sequence_length=128, global_batch=args.global_batch, steps=args.blocks * args.block, device="cpu"
+        layers=8,
+        hidden=256,
+        sequence_length=128,
+        global_batch=args.global_batch,
+        steps=args.blocks * args.block,
+        device="cpu",
     )
-    out = measure(plan=args.plan, num_sessions=args.sessions, num_blocks=args.blocks, block=args.block, settings=settings)
+    out = measure(
+        plan=args.plan, num_sessions=args.sessions, num_blocks=args.blocks, block=args.block, settings=settings
+    )
     print(json.dumps(out))
     print(
-        f"plan {args.plan}: {out['events_per_step']:.0f} events a step, {out['cost_s'] * 1e3:.2f} ms CPU a step of {out['step_cpu_s']:.2f} s: "
+        f"plan {args.plan}: {out['events_per_step']:.0f} events a step, {out['cost_s'] * 1e3:.2f} ms CPU a step of "
+        f"{out['step_cpu_s']:.2f} s: "
         f"{out['fraction']:.2%} (90 % interval {out['low']:.2%} to {out['high']:.2%}, {out['pairs']} pairs), "
         f"{out['us_per_event']:.1f} us an event; of a 0.5 s step {out['fraction_of_half_second']:.2%}"
     )

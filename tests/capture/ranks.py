@@ -87,7 +87,7 @@ def _rank(
     faulthandler.dump_traceback_later(timeout_s - 5.0, file=stacks)
     try:
         outcome = (True, _load(where)(*args))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (told to the parent, whatever it is)
         outcome = (False, traceback.format_exc())
     path = Path(folder) / str(rank)
     path.with_suffix(".tmp").write_bytes(pickle.dumps(outcome))
