@@ -32,7 +32,8 @@ def run_text(run: Run) -> str:
         )
         if there
     )
-    return f"Run({meta['world_size']} ranks, {run.layout}, {len(run.incarnations)} incarnations{notes})"
+    restarts = f", {len(run.incarnations)} incarnations" if len(run.incarnations) > 1 else ""
+    return f"Run({meta['world_size']} ranks, {run.layout}{restarts}{notes})"
 
 
 def table_html(rows: list[tuple[str, Any]], *, caption: str) -> str:

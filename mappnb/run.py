@@ -15,6 +15,7 @@ import xarray as xr
 
 from mappnb import datasets
 from mappnb.clockmodel import ClockModel, anchor_model
+from mappnb.devices import peak_flops_of
 from mappnb.display import run_html, run_text
 from mappnb.errors import MappnbError, did_you_mean
 from mappnb.layout import Layout
@@ -199,8 +200,8 @@ class Run:
             merged: dict[str, Any] = {}
             for info in incarnation.ranks.values():
                 merged.update({k: v for k, v in (info.get("model") or {}).items() if v is not None})
-                if info.get("peak_flops"):
-                    merged["peak_flops"] = info["peak_flops"]
+                if peak := info.get("peak_flops") or peak_flops_of(str(info.get("device", ""))):
+                    merged["peak_flops"] = peak
             out[incarnation.number] = merged
         return out
 

@@ -147,7 +147,7 @@ def test_repr_is_stable(make):
     assert (
         repr(make("a", layout=Layout(pp=2, dp=2)))
         == repr(make("b", layout=Layout(pp=2, dp=2)))
-        == "Run(4 ranks, pp2 × dp2, 1 incarnations)"
+        == "Run(4 ranks, pp2 × dp2)"
     )
 
 
@@ -201,3 +201,20 @@ def test_public_names_exist():
         assert getattr(mappnb, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'atach'"):
         mappnb.atach  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("device", "peak"),
+    [
+        ("cuda:0 NVIDIA H100 80GB HBM3", 989e12),
+        ("cuda:3 NVIDIA H100 PCIe", 756e12),
+        ("cuda:0 NVIDIA A100-SXM4-80GB", 312e12),
+        ("cuda:0 NVIDIA H200", 989e12),
+        ("cuda:0 NVIDIA H20", 148e12),
+        ("cpu", None),
+    ],
+)
+def test_peak_of_known_devices(device, peak):
+    from mappnb.devices import peak_flops_of
+
+    assert peak_flops_of(device) == peak
