@@ -259,6 +259,19 @@ def test_a_probe_that_raises_at_install(tmp_path, caplog):
     assert taken_off == ["first"]
     run = mappnb.attach(tmp_path)
     assert "torch has changed" in run.meta["degraded"][0] and run.steps.sizes["step"] == 0
+    assert run.meta["state"] == "ended"
+
+
+def test_a_failure_before_the_rank_is_known_is_told_to_the_reader(tmp_path, caplog):
+    def early(i, session):
+        if i == 0:
+            assert not (tmp_path / "run").exists()
+            session.fail("torch", AttributeError("no version"))
+
+    found = train(tmp_path / "run", before_step=early, rank=None, world_size=None)
+    expect_degraded(caplog, found, "torch: AttributeError: no version")
+    run = mappnb.attach(tmp_path / "run")
+    assert "no version" in run.meta["degraded"][0] and run.meta["state"] == "ended"
 
 
 def test_a_probe_that_fails_later_keeps_what_was_recorded(tmp_path, caplog):

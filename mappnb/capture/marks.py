@@ -25,7 +25,7 @@ def enter(session: Session) -> None:
         If there is one already.
     """
     global _current  # noqa: PLW0603 (one recording a process: mappnb.step() finds it here)
-    if _current is not None and _current.automatic and _current is not session:
+    if _current is not None and _current.finder.automatic and _current is not session:
         log.warning("mappnb: the program calls mappnb.record itself; the recording of 'mappnb exec' gives way to it")
         _current.stop("gave way to mappnb.record")
     if _current is not None:

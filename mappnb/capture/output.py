@@ -92,11 +92,14 @@ class RankOutput:
         if self.state.take_changed():
             self.run.write_rank(self.state.snapshot())
 
-    def finish(self, reason: str) -> None:
-        """Write the rest, close every segment, and say how the recording ended."""
-        if not self.closed and self.run is not None and self._sink is not None:
-            self._close()
-        self.note_end(reason)
+    def close(self) -> None:
+        """Write the rest and close every segment."""
+        if self.run is None or self._sink is None or self.closed:
+            return
+        self._sink.finish()
+        self._write_tables(everything=True)
+        self.run.close()
+        self.closed = True
 
     def note_end(self, reason: str) -> None:
         """Say how the recording ended."""
@@ -116,26 +119,18 @@ class RankOutput:
         """
         if self.closed:
             return
+        try:
+            if not broken:
+                self.close()
+        except Exception:  # noqa: BLE001 (the first failure is the one to tell)
+            broken = True
         self.closed = True
-        if self.run is None:
-            return
-        if not broken and self._sink is not None:
-            try:
-                self._close()
-            except Exception:  # noqa: BLE001 (the first failure is the one to tell)
-                broken = True
-        if broken:
-            self.run.abandon()
-        with contextlib.suppress(OSError):
-            self.run.release()
-            self.run.write_rank(self.state.snapshot())
-
-    def _close(self) -> None:
-        assert self.run is not None
-        assert self._sink is not None
-        self._sink.finish()
-        self._write_tables(everything=True)
-        self.run.close()
+        if self.run is not None:
+            if broken:
+                self.run.abandon()
+            with contextlib.suppress(OSError):
+                self.run.release()
+                self.run.write_rank(self.state.snapshot())
 
     def _anchor(self) -> dict[str, Any]:
         now = self.recorder.now_ns()

@@ -115,10 +115,8 @@ class Session:
 
     Attributes
     ----------
-    recorder : Recorder
-        Gets the events.
-    plan : Plan
-        What to record.
+    recorder, plan
+        What gets the events, and which are wanted.
     finder : RankFinder
         Knows or waits for the rank.
     """
@@ -158,11 +156,6 @@ class Session:
         return bool(self.state.content.get("degraded"))
 
     @property
-    def automatic(self) -> bool:
-        """True if ``mappnb exec`` started it: it leaves no trace unless the process trains, and gives way to :func:`record`."""
-        return self.finder.automatic
-
-    @property
     def wakeup_fd(self) -> int:
         """Where signals are to be told to the writer thread."""
         return self._writer.wakeup_fd
@@ -177,9 +170,7 @@ class Session:
         try:
             self._begin()
         except MappnbError:
-            self._take_off()
-            marks.leave(self)
-            self._running = False
+            self.stop("wrong configuration")
             raise
         return self
 
@@ -189,13 +180,14 @@ class Session:
         try:
             if not self.finder.automatic:
                 self._try_join()
+            where = "start"
+            self._writer.start()
+            self._writer.wake()  # the run is there to be read at once
             for probe in self._probes:
                 where = f"probe {probe.name}"
                 self._installed.append(probe)
                 probe.install(self)
             where = "start"
-            self._writer.start()
-            self._writer.wake()  # the run is there to be read at once
             exits.watch(self)
             signals.watch(self)
             self._marks.start(blind=not self._probes or "torch" not in sys.modules)
@@ -290,17 +282,24 @@ class Session:
         """One round of the writer thread; returns False once there is nothing more to write."""
         output = self._output
         try:
-            if self.degraded:
+            joined = not output.closed and self._try_join(last=last)
+            if self.degraded and (joined or last):
                 output.give_up(broken=False)
-            elif not output.closed and self._try_join(last=last):
+            elif joined:
                 self._run_deferred()
                 output.write()
-            if last:
-                output.finish(self._reason)
+                if last:
+                    output.close()
         except BaseException as err:  # noqa: BLE001 (whatever it is)
             self.fail("writer", err)
             output.give_up(broken=True)
+        if last:
+            self._note_end()
         return not output.closed
+
+    @guarded
+    def _note_end(self) -> None:
+        self._output.note_end(self._reason)
 
     def _signalled(self, numbers: set[int]) -> None:
         """Signals have come; what was recorded has just been written. The main thread may hang, so end for it."""

@@ -162,7 +162,13 @@ def test_which_run_directories_are_free(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------- any program, with a torch that loads fast
-FAKE_TORCH = "class cuda:\n    is_available = is_initialized = staticmethod(lambda: False)\n"
+FAKE_TORCH = """
+class cuda:
+    is_available = is_initialized = staticmethod(lambda: False)
+
+class version:
+    cuda = hip = None
+"""
 
 
 @pytest.fixture

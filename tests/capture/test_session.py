@@ -151,6 +151,7 @@ def test_a_probe_that_refuses_the_configuration_raises_and_leaves_nothing_on(tmp
     with pytest.raises(MappnbError, match="needs a GPU"):
         record(tmp_path, probes=[Good(), Strict()]).start()
     assert events == ["on", "off", "off"]
+    assert ended(tmp_path) == "wrong configuration"
 
 
 # ------------------------------------------------------------------------------------------------- while it runs
@@ -165,7 +166,7 @@ def test_an_open_step_is_on_disk_within_a_second_and_grows(tmp_path, monkeypatch
             wait_until(lambda: list(tmp_path.rglob("open-*.arrows")))
             run = mappnb.attach(tmp_path)
             wait_until(lambda: run.refresh().sel(op="forward_step").sizes["event"])
-            assert time.monotonic() - begun < 2.0
+            assert time.monotonic() - begun < 5.0
             lengths = []
             for _ in range(3):
                 seen = run.refresh().sel(step=0)
@@ -199,8 +200,17 @@ def test_spans_open_over_segment_borders_are_there_once(tmp_path):
     assert run.meta["problems"] == {} and len(list(tmp_path.rglob("seg-*.parquet"))) > 3
 
 
-def test_idle_hours_leave_no_gap_in_the_numbers(tmp_path):
+def test_more_open_spans_than_a_segment_holds(tmp_path):
+    with record(tmp_path, flush_s=3600.0, segment_rows=1) as session:
+        with mappnb.step(), mappnb.span("a"), mappnb.span("b"):
+            assert session.flush() and session.flush()
+    run = mappnb.attach(tmp_path)
+    assert sorted(run.sel(op="span").name.values.tolist()) == ["a", "b"] and run.meta["degraded"] == {}
+
+
+def test_idle_hours_leave_no_gap_in_the_numbers(tmp_path, monkeypatch):
     """A segment that closes by age while only an open span is in it has no rows, and so no file."""
+    monkeypatch.setattr("mappnb.capture.writer.HEARTBEAT_S", -1.0)
     with record(tmp_path, flush_s=3600.0) as session:
         mappnb.step()
         table = session._output._sink.table
