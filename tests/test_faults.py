@@ -27,7 +27,7 @@ from mappnb.store import Store
 from mappnb.table_specs import TABLES
 from mappnb.terms import Flag
 from mappnb.testing.gpt_settings import TrainSettings
-from mappnb.testing.launch import LaunchError, launch
+from mappnb.testing.launcher import LaunchError, launch
 
 NUM_STEPS = 6
 

@@ -17,7 +17,7 @@ from mappnb.layout import Layout
 from mappnb.terms import COLLECTIVE_OPS, P2P_OPS, Flag
 from mappnb.testing import rank_processes
 from mappnb.testing.gpt_settings import TrainSettings
-from mappnb.testing.launch import launch
+from mappnb.testing.launcher import launch
 
 HAVE_MEGATRON = bool(importlib.util.find_spec("torch") and importlib.util.find_spec("megatron"))
 pytestmark = [

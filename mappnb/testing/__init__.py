@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mappnb.testing.gpt_settings import TrainSettings as TrainSettings
-    from mappnb.testing.launch import launch as launch
+    from mappnb.testing.launcher import launch as launch
     from mappnb.testing.megatron_cpu import megatron_on_cpu as megatron_on_cpu
     from mappnb.testing.runs import make_run as make_run
 
@@ -17,7 +17,7 @@ _WHERE = {
     "make_run": "runs",
     "megatron_on_cpu": "megatron_cpu",
     "TrainSettings": "gpt_settings",
-    "launch": "launch",
+    "launch": "launcher",
 }
 
 

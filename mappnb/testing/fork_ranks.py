@@ -1,6 +1,6 @@
 """Start all ranks of one job from one process that has loaded torch and megatron-core already.
 
-`mappnb.testing.launch` runs this file on CPU hosts: the imports, some seconds of CPU per process, are then done once
+`mappnb.testing.launcher` runs this file on CPU hosts: the imports, some seconds of CPU per process, are then done once
 instead of once per rank. It talks to the launcher through files in one folder.
 """
 

@@ -1,6 +1,6 @@
 """The reference training job: a small GPT trained by megatron-core, in any layout, on CPU or GPU.
 
-From Python: `mappnb.testing.launch.launch` starts all ranks on this host. By hand, one process or under torchrun::
+From Python: `mappnb.testing.launcher.launch` starts all ranks on this host. By hand, one process or under torchrun::
 
     python -m mappnb.testing.gpt --steps 10
     torchrun --nproc-per-node 4 -m mappnb.testing.gpt --tp 2 --pp 2 --run-dir runs/a

@@ -55,7 +55,7 @@ def start_ranks(
     files : RankFiles
         Where the ranks leave their output.
     start : {"auto", "fork", "spawn"}
-        How; see `mappnb.testing.launch.launch`.
+        How; see `mappnb.testing.launcher.launch`.
 
     Returns
     -------

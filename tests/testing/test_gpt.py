@@ -17,9 +17,9 @@ import pytest
 
 from mappnb.errors import LayoutError
 from mappnb.testing import gpt, rank_processes
-from mappnb.testing import launch as launch_module
+from mappnb.testing import launcher as launch_module
 from mappnb.testing.gpt import SettingsError, StepReport, TrainResult, TrainSettings
-from mappnb.testing.launch import LaunchError, launch
+from mappnb.testing.launcher import LaunchError, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = TrainSettings(hidden=64, sequence_length=32, steps=6, lr=3e-3)
@@ -445,5 +445,5 @@ def test_bad_settings_end_the_rank_with_one_line(capsys):
 
 
 def test_importing_the_launcher_imports_no_torch():
-    code = "import sys, mappnb.testing.launch, mappnb.testing.gpt; sys.exit('torch' in sys.modules)"
+    code = "import sys, mappnb.testing.launcher, mappnb.testing.gpt; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
