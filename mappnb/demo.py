@@ -18,7 +18,7 @@ from mappnb.report import next_steps, summary, write_report
 from mappnb.run import Run, attach
 from mappnb.terms import BREAKDOWN
 from mappnb.testing.gpt_settings import StepReport, TrainSettings
-from mappnb.testing.launch import launch
+from mappnb.testing.launcher import launch
 
 __all__ = ["Progress", "demo", "terminal_report"]
 
