@@ -25,7 +25,7 @@ from mappnb.terms import Flag
 
 __all__ = ["TableWriter", "write_file"]
 
-ROW_GROUP_ROWS = 4096
+ROW_GROUP_ROWS = 2048
 
 
 def _row_groups(spec: TableSpec, columns: Columns, rows: int) -> list[list[int]]:

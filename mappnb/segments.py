@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from mappnb.table_specs import META, Columns, TableSpec, merge_meta, superseded
 from mappnb.terms import Flag
 
-__all__ = ["Index", "read_closed", "read_index", "read_open", "verify_closed"]
+__all__ = ["Index", "decode_closed", "read_closed", "read_index", "read_open", "rows_of", "verify_closed"]
 
 
 @dataclass(slots=True)
@@ -109,39 +109,42 @@ def _to_numpy(table: pa.Table, spec: TableSpec) -> Columns:
     }
 
 
-def read_closed(
-    source: Any,
+def decode_closed(source: Any, index: Index, columns: tuple[str, ...], row_groups: list[int]) -> pa.Table | None:
+    """Decode the stored ones of some columns; None if none of them is stored. Runs outside Python's lock for the most part."""
+    stored = [c for c in columns if c in index.stored]
+    return index.read(source, row_groups, stored) if stored and row_groups else None
+
+
+def rows_of(
+    table: pa.Table | None,
     spec: TableSpec,
-    *,
     index: Index,
-    columns: list[str] | None = None,
-    row_groups: list[int] | None = None,
+    columns: tuple[str, ...],
+    row_groups: list[int],
+    *,
     keep: Callable[[Columns], np.ndarray[Any, Any]] | None = None,
     keep_by: tuple[str, ...] = (),
 ) -> Columns:
-    """Read rows of a closed segment.
+    """Return rows of a decoded segment.
 
     Parameters
     ----------
-    source : path or binary file
-        The Parquet file.
+    table : Table or None
+        What :func:`decode_closed` gave for ``columns`` and ``keep_by``.
     spec : TableSpec
         Its table.
     index : Index
-        What :func:`read_index` said of it. Columns that are constant in the segment stand there, not in the file.
-    columns : list of str, optional
-        Columns wanted; all by default. A column that an older version did not write comes filled with "not applicable".
-    row_groups : list of int, optional
-        Row groups wanted; all by default.
+        Of the segment. Columns that are constant in it stand there, not in the file; one that an older version did not write comes
+        filled with "not applicable".
+    columns : tuple of str
+        Columns wanted.
+    row_groups : list of int
+        Row groups that were decoded.
     keep : callable, optional
         Gets the columns ``keep_by`` and returns a mask of the rows wanted.
     """
-    wanted = list(columns or spec.columns)
-    groups = list(range(len(index.row_groups))) if row_groups is None else row_groups
-    rows = int(index.row_groups[groups, 4].sum())
+    rows = int(index.row_groups[row_groups, 4].sum())
     constant = index.meta.get("constant", {})
-    stored = [c for c in dict.fromkeys((*wanted, *keep_by)) if c in index.stored]
-    table = index.read(source, groups, stored) if stored and groups else None
 
     def column(name: str) -> np.ndarray[Any, Any]:
         dtype = spec.numpy_dtype(name)
@@ -150,17 +153,24 @@ def read_closed(
         return np.full(rows, constant.get(name, missing_value(spec, name)), dtype)
 
     if keep is None:
-        return {c: column(c) for c in wanted}
+        return {c: column(c) for c in columns}
     mask = keep({c: column(c) for c in keep_by})
     hits = np.flatnonzero(mask)
     first, rows = (int(hits[0]), int(hits[-1] - hits[0]) + 1) if len(hits) else (0, 0)
-    table = (
-        None if table is None else table.slice(first, rows)
-    )  # a window is few rows of many: cut before anything is copied
+    table = None if table is None else table.slice(first, rows)  # a window is few rows of many: cut before a copy
     if len(hits) == rows:
-        return {c: column(c) for c in wanted}
+        return {c: column(c) for c in columns}
     hits -= first
-    return {c: column(c)[hits] for c in wanted}
+    return {c: column(c)[hits] for c in columns}
+
+
+def read_closed(
+    source: Any, spec: TableSpec, *, index: Index, columns: list[str] | None = None, row_groups: list[int] | None = None
+) -> Columns:
+    """Read rows of a closed segment: all columns and row groups by default."""
+    wanted = tuple(columns or spec.columns)
+    groups = list(range(len(index.row_groups))) if row_groups is None else row_groups
+    return rows_of(decode_closed(source, index, wanted, groups), spec, index, wanted, groups)
 
 
 def missing_value(spec: TableSpec, name: str) -> Any:

@@ -7,12 +7,14 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from mappnb.schema import SITE_FIELDS
-from mappnb.segments import Index, read_closed, read_index, read_open, verify_closed
+from mappnb.segments import Index, decode_closed, read_index, read_open, rows_of, verify_closed
 from mappnb.store import Segment, Store
 from mappnb.table_specs import TABLES, Columns
 
@@ -164,30 +166,39 @@ class TableReader:
         place = segment.path.removeprefix(self.store.root).lstrip("/")
         self.store.problems[place] = f"unreadable ({type(err).__name__}: {str(err)[:120]}); skipped"
 
-    def _read(
+    def _decode(
+        self, part: _Part, columns: tuple[str, ...], row_groups: list[int] | None
+    ) -> pa.Table | Exception | None:
+        """Decode a closed part; what goes wrong is returned, to be told in the calling thread."""
+        if part.index is None:
+            return None
+        groups = list(range(len(part.index.row_groups))) if row_groups is None else row_groups
+        try:
+            return decode_closed(part.index.file or self.store.open(part.segment), part.index, columns, groups)
+        except Exception as err:  # noqa: BLE001 (whatever a corrupt file makes pyarrow raise)
+            return err
+
+    def _rows(
         self,
         part: _Part,
-        columns: list[str],
-        row_groups: list[int] | None = None,
+        found: pa.Table | Exception | None,
+        columns: tuple[str, ...],
+        row_groups: list[int] | None,
         keep: Callable[[Columns], Array] | None = None,
         keep_by: tuple[str, ...] = (),
     ) -> Columns:
-        """Columns of one part; with "site" already in the numbers of ``self.sites``."""
+        """Columns of one part, decoded before; with "site" already in the numbers of ``self.sites``."""
+        if isinstance(found, Exception):
+            self._problem(part.segment, found)
+            warnings.warn(f"{part.segment.path}: {found}; its rows are left out", stacklevel=3)
+            return {c: np.empty(0, self.spec.numpy_dtype(c)) for c in columns}
         if part.index is None:
             assert part.columns is not None
             mask = keep(part.columns) if keep is not None else slice(None)
             out = {c: part.columns[c][mask] for c in columns}
         else:
-            try:
-                source = part.index.file or self.store.open(part.segment)
-                index = part.index
-                out = read_closed(
-                    source, self.spec, index=index, columns=columns, row_groups=row_groups, keep=keep, keep_by=keep_by
-                )
-            except Exception as err:  # noqa: BLE001 (as above)
-                self._problem(part.segment, err)
-                warnings.warn(f"{part.segment.path}: {err}; its rows are left out", stacklevel=3)
-                return {c: np.empty(0, self.spec.numpy_dtype(c)) for c in columns}
+            groups = list(range(len(part.index.row_groups))) if row_groups is None else row_groups
+            out = rows_of(found, self.spec, part.index, columns, groups, keep=keep, keep_by=keep_by)
         return {**out, "site": _codes(part.lookup, out["site"])} if "site" in out else out
 
     def _span(self, lo: int, hi: int | None) -> list[tuple[_Part, slice]]:
@@ -203,17 +214,16 @@ class TableReader:
 
     def column(self, name: str, lo: int = 0, hi: int | None = None) -> Array:
         """Return one stored column, rows ``lo`` to ``hi``, in the order of ranks and segments. Unreadable rows are filled."""
-
-        def load(item: tuple[_Part, slice]) -> Array:
-            part, rows = item
-            column = self._read(part, [name])[name]
-            if len(column) != part.rows:
-                column = np.full(part.rows, "" if column.dtype == object else 0, column.dtype)
-            return column[rows]
-
+        spans = self._span(lo, hi)
         with ThreadPoolExecutor(_WORKERS) as pool:
-            pieces = list(pool.map(load, self._span(lo, hi)))
-        return np.concatenate([np.empty(0, self.spec.numpy_dtype(name)), *pieces])
+            decoded = pool.map(lambda item: self._decode(item[0], (name,), None), spans)
+            pieces = [np.empty(0, self.spec.numpy_dtype(name))]
+            for (part, rows), found in zip(spans, decoded, strict=True):
+                column = self._rows(part, found, (name,), None)[name]
+                if len(column) != part.rows:
+                    column = np.full(part.rows, "" if column.dtype == object else 0, column.dtype)
+                pieces.append(column[rows])
+        return np.concatenate(pieces)
 
     def verify(self) -> None:
         """Decode every closed segment with its checksums; what is wrong goes to ``store.problems``."""
@@ -262,20 +272,19 @@ class TableReader:
         incarnation, rank : array
             Of each row.
         """
-        wanted = list(columns or self.spec.columns)
+        wanted = tuple(columns or self.spec.columns)
         keep_by = self._needed(time_ns is not None, steps is not None, sites is not None)
         parts = [p for p in self.parts if keys is None or p.key in keys]
 
-        def load(item: tuple[_Part, tuple[int, int] | None, list[int] | None]) -> Columns:
-            part, span, groups = item
-            if not keep_by:
-                return self._read(part, wanted, groups)
-            return self._read(part, wanted, groups, lambda found: self._mask(part, found, span, steps, sites), keep_by)
-
         items = self._touched(parts, time_ns, steps)
         parts = [part for part, _, _ in items]
+        needed = tuple(dict.fromkeys((*wanted, *keep_by)))
+        pieces = []
         with ThreadPoolExecutor(_WORKERS) as pool:
-            pieces = list(pool.map(load, items))
+            decoded = pool.map(lambda item: self._decode(item[0], needed, item[2]), items)
+            for (part, span, groups), found in zip(items, decoded, strict=True):
+                mask = partial(self._mask, part, span, steps, sites) if keep_by else None
+                pieces.append(self._rows(part, found, wanted, groups, mask, keep_by))
         counts = [len(p[wanted[0]]) for p in pieces]
         out = {c: np.concatenate([np.empty(0, self.spec.numpy_dtype(c)), *(p[c] for p in pieces)]) for c in wanted}
         place = np.array([p.key for p in parts], np.int32).reshape(-1, 2)
@@ -304,10 +313,10 @@ class TableReader:
     def _mask(
         self,
         part: _Part,
-        rows: Columns,
         span: tuple[int, int] | None,
         steps: tuple[int, int] | None,
         sites: Array | None,
+        rows: Columns,
     ) -> Array:
         masks = []
         if span is not None:
