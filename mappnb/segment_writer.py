@@ -26,6 +26,7 @@ from mappnb.terms import Flag
 __all__ = ["TableWriter", "write_file"]
 
 ROW_GROUP_ROWS = 2048
+_PIECES_BYTES = 1 << 18
 
 
 def _row_groups(spec: TableSpec, columns: Columns, rows: int) -> list[list[int]]:
@@ -105,6 +106,7 @@ class TableWriter:
         self._schema = spec.arrow_schema
         self._fields = list(self._schema)
         self._file: _WholeFile | None = None
+        self._pieces: Any = None  # gathers the many small writes of a batch
         self._stream: pa.ipc.RecordBatchStreamWriter | None = None
         self._batches: list[Columns] = []
         self._meta: dict[str, Any] = {}
@@ -140,6 +142,7 @@ class TableWriter:
         assert self._stream is not None and self._file is not None  # noqa: PT018 (one fact)
         batch = pa.record_batch([_array(columns[f.name], f.type) for f in self._fields], schema=self._schema)
         self._stream.write_batch(batch, custom_metadata={META: json.dumps(meta)})
+        self._pieces.flush()
         self._file.hand_over()
         merge_meta(self._meta, meta)
         if rows:
@@ -153,14 +156,15 @@ class TableWriter:
         site = columns["site"]
         if (most := int(site.max())) >= len(self._described):
             self._described = np.concatenate([self._described, np.zeros(most + 1, bool)])
-        new = np.unique(site[~self._described[site]]).tolist()
+        new = sorted(set(site[~self._described[site]].tolist()))  # np.unique would import numpy.ma into the job
         self._described[new] = True
         return {"sites": {str(i): list(self.site(i)) for i in new}} if new else {}
 
     def _open(self) -> None:
         path = self.directory / OPEN_NAME.format(self.number)
         self._file = _WholeFile(path, "xb")
-        self._stream = pa.ipc.new_stream(self._file, self._schema.with_metadata({META: json.dumps(self.header)}))
+        self._pieces = pa.BufferedOutputStream(pa.PythonFile(self._file, mode="w"), _PIECES_BYTES)
+        self._stream = pa.ipc.new_stream(self._pieces, self._schema.with_metadata({META: json.dumps(self.header)}))
         self._opened_s = time.monotonic()
 
     def roll(self) -> None:
@@ -170,7 +174,7 @@ class TableWriter:
         kept, carried = self._finished()
         if len(kept[self.spec.start]):
             self._write_parquet(kept)
-        self._stream.close()
+        self._pieces.close()
         self._file.close()  # what closes a stream is left out: the file goes
         os.unlink(self.directory / OPEN_NAME.format(self.number))
         self._stream = self._file = None
@@ -234,6 +238,7 @@ class TableWriter:
     def abandon(self) -> None:
         """Let go of the files without writing: used when the disk refuses."""
         if self._file is not None:
+            self._pieces.close()  # into memory only
             self._file.close()
         self._stream = self._file = None
 

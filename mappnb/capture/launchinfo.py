@@ -7,6 +7,7 @@ import platform
 import socket
 import sys
 import uuid
+from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -88,20 +89,22 @@ def _agreed_id() -> str | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of what matters to a reader of the run; packages that are not loaded are left out."""
-    out = {"python": platform.python_version()}
-    for package, module in (("mappnb", "mappnb"), ("torch", "torch"), ("megatron-core", "megatron.core")):
-        if module in sys.modules:
-            try:
-                out[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                out[package] = str(getattr(sys.modules[module], "__version__", "unknown"))
-    return out
+    packages = (("mappnb", "mappnb"), ("torch", "torch"), ("megatron-core", "megatron.core"))
+    return {"python": platform.python_version(), **{p: _version(p, m) for p, m in packages if m in sys.modules}}
+
+
+@lru_cache
+def _version(package: str, module: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return str(getattr(sys.modules[module], "__version__", "unknown"))
 
 
 def host_info() -> dict[str, Any]:
     """Return host, process id and device of this rank."""
     device = "cpu"
     torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         device = f"cuda:{torch.cuda.current_device()} {torch.cuda.get_device_name()}"
     return {"host": socket.gethostname(), "pid": os.getpid(), "device": device, "num_cpus": os.cpu_count()}

@@ -56,7 +56,7 @@ class Plan:
     modules: bool = True
     backward_modules: bool = True
     metrics: bool = True
-    telemetry_s: float = 1.0
+    telemetry_s: float = 2.0
     gc: bool = True
     data: bool = True
     checkpoints: bool = True

@@ -99,7 +99,7 @@ def memory_of_step() -> tuple[float, float]:
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+    if cuda is not None and cuda.is_initialized():  # is_available() would start CUDA, and forks would fail
         peak = float(cuda.max_memory_allocated())
         cuda.reset_peak_memory_stats()
         return float(cuda.memory_allocated()), peak
@@ -129,9 +129,12 @@ class StepRow:
 
     def number(self, name: str) -> float:
         """Return the value of one column: a mean, a sum, or the last given; NaN if none was."""
-        found = [p.values() for n, p in self.values[: max(self.written, 0)] if n == name]
-        if not found:
+        given = [p for n, p in self.values[: max(self.written, 0)] if n == name]
+        if not given:
             return float("nan")
+        found = [p.values() for p in given]
+        if len(found) == 1 and len(found[0]) == 1:
+            return float(found[0][0])
         every = np.concatenate(found)
         if not len(every):
             return float("nan")

@@ -5,7 +5,7 @@ them alternate, and each block is compared with the mean of its neighbours. The 
 of one, rather an upper estimate, since nested recordings wrap each other's hooks. The writer thread's work counts: what the block
 recorded is flushed inside the timed part.
 
-    OMP_NUM_THREADS=1 python tests/bench/bench_overhead.py [--plan default] [--sessions 20] [--blocks 24]
+    OMP_NUM_THREADS=1 python tests/bench/bench_overhead.py [--plan default] [--sessions 10] [--blocks 13]
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from mappnb.capture import marks, session, signals
 from mappnb.testing.gpt_settings import TrainSettings
 from mappnb.testing.gpt_train import run_training
 
+WARM_UP = 3
+
 
 class Amplifier:
     """Turns recordings on and off between blocks of steps, and keeps the CPU time of each block."""
@@ -40,13 +42,15 @@ class Amplifier:
 
     def __call__(self, report) -> None:
         place = report.step % self.block
-        if place == 0:  # the first step of a block warms up: hooks find the model, caches fill
+        if (
+            place == WARM_UP - 1
+        ):  # the first steps of a block warm up: hooks find the model, the run directory is joined
             self._recorded = self._count()
             for one in self.sessions:
                 one.flush()
             self._at = (time.process_time(), time.perf_counter())
         elif place == self.block - 1:
-            steps = self.block - 1
+            steps = self.block - WARM_UP
             if self.sessions:
                 self.events_per_step = (self._count() - self._recorded) / steps
             for one in self.sessions:
@@ -110,9 +114,9 @@ def measure(*, plan: str, num_sessions: int, num_blocks: int, block: int, settin
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plan", default="default")
-    parser.add_argument("--sessions", type=int, default=20)
-    parser.add_argument("--blocks", type=int, default=25)
-    parser.add_argument("--block", type=int, default=5)
+    parser.add_argument("--sessions", type=int, default=10)
+    parser.add_argument("--blocks", type=int, default=13)
+    parser.add_argument("--block", type=int, default=11)
     parser.add_argument("--global-batch", type=int, default=4)
     args = parser.parse_args()
     settings = TrainSettings(
