@@ -236,12 +236,13 @@ def test_failing_rank_is_named_and_the_others_end(tmp_path, monkeypatch):
     run_dir.mkdir()
     options = {"note": "n", "broken": "1"}
     settings = dataclasses.replace(TINY, steps=500, pp=2, run_dir=str(run_dir), record_options=options)
+    before = children()
     with pytest.raises(LaunchError, match=r"rank 1 of 2 failed with exit status 1.*all ranks were ended") as error:
         launch(settings, world_size=2, start="fork")
     assert error.value.rank == 1
     assert "RuntimeError: no space left on this rank" in error.value.stderr
     assert "TE and Apex" not in error.value.stderr
-    assert not psutil.Process().children(recursive=True)
+    assert not children() - before
 
 
 @pytest.mark.dist
@@ -249,10 +250,11 @@ def test_failing_rank_is_named_and_the_others_end(tmp_path, monkeypatch):
 @needs_megatron
 def test_a_job_that_takes_too_long_says_where_it_was():
     settings = dataclasses.replace(TINY, pp=2, steps=5000, slow_rank=0, slow_ms=200.0)
+    before = children()
     with pytest.raises(LaunchError, match=r"ended after \d+ s; still running: rank 0, 1") as error:
         launch(settings, world_size=2, timeout_s=15.0)
     assert "_train_step" in str(error.value), "the stack of each rank"
-    assert not psutil.Process().children(recursive=True)
+    assert not children() - before
 
 
 LAUNCHER = """
@@ -260,8 +262,8 @@ import sys
 from mappnb.testing.gpt import TrainSettings
 from mappnb.testing import launch, rank_processes
 rank_processes.FORK_MAIN = (sys.argv[2],) if sys.argv[2] else rank_processes.FORK_MAIN
-launch.launch(TrainSettings.from_json(sys.argv[1]), world_size=2, start=sys.argv[3],
-              on_line=lambda report: print(report.step, flush=True))
+launch(TrainSettings.from_json(sys.argv[1]), world_size=2, start=sys.argv[3],
+       on_line=lambda report: print(report.step, flush=True))
 """
 
 
@@ -272,6 +274,11 @@ def start_launcher(settings, *, script="", start="auto"):
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "0\n", process.stderr.read()
     return process, psutil.Process(process.pid).children(recursive=True)
+
+
+def children():
+    """Processes that this one has started and that are still there; other test files keep helpers of their own."""
+    return set(psutil.Process().children(recursive=True))
 
 
 def all_gone(processes, limit_s):
