@@ -50,10 +50,11 @@ def demo(args: argparse.Namespace) -> int:
     if not run.steps.sizes["step"]:
         print(f"no step was finished; what was recorded is in {run_dir}")
         return 130
-    print(terminal_report(run))
-    print(f"report    {write_report(run)}")
+    facts = summary(run)
+    print(terminal_report(run, facts))
+    print(f"report    {write_report(run, facts=facts)}")
     print(f"took      {time.monotonic() - began:.0f} s\n\nopen next, in a notebook (make lab):\n")
-    print(_indented(next_steps(str(run_dir), summary(run)["step"])))
+    print(_indented(next_steps(str(run_dir), facts["step"])))
     return 130 if stopped else 0
 
 
@@ -154,9 +155,8 @@ class Progress:
         self.out.flush()
 
 
-def terminal_report(run: Run) -> str:
-    """Return the report for a terminal: step time, bubble, breakdown per rank."""
-    facts = summary(run)
+def terminal_report(run: Run, facts: dict[str, Any]) -> str:
+    """Return the report for a terminal from :func:`mappnb.report.summary`: step time, bubble, breakdown per rank."""
     stats: Any = facts["stats"]
     bubble = facts["bubble"].median() if facts["bubble"].size else np.nan
     lines = [

@@ -75,7 +75,12 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
-def write_report(run_dir: Run | str | os.PathLike[str], output: str | os.PathLike[str] | None = None) -> Path:
+def write_report(
+    run_dir: Run | str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    facts: dict[str, Any] | None = None,
+) -> Path:
     """Write the report of a run into one HTML file that needs nothing else; returns its path.
 
     Parameters
@@ -84,17 +89,19 @@ def write_report(run_dir: Run | str | os.PathLike[str], output: str | os.PathLik
         The run.
     output : path, optional
         The file; ``report.html`` in the run directory by default.
+    facts : dict, optional
+        What :func:`summary` said of the run, where it was asked already.
     """
     run = run_dir if isinstance(run_dir, Run) else attach(run_dir)
     path = Path(output) if output is not None else Path(run.path) / "report.html"
-    page = report_html(run).encode()
+    page = report_html(run, facts=facts).encode()
     write_file(path, lambda sink: sink.write(page))
     return path
 
 
-def report_html(run: Run) -> str:
-    """Return the report of a run as an HTML page."""
-    facts = summary(run)
+def report_html(run: Run, *, facts: dict[str, Any] | None = None) -> str:
+    """Return the report of a run as an HTML page; ``facts`` as in :func:`write_report`."""
+    facts = facts or summary(run)
     body = [
         f"<h1>{html.escape(Path(run.path).name)}</h1>",
         f"<p class='lead'>{html.escape(_lead(run))}</p>",

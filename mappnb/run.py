@@ -72,6 +72,7 @@ class Run:
         self._incarnations = self.store.incarnations()
         self._clock = anchor_model(self._incarnations, int(self.store.info["created_wall_ns"]))
         self._datasets = {}
+        self._attributes: dict[str, Any] | None = None
         self._looked_s = time.monotonic()
 
     def refresh(self) -> Run:
@@ -206,9 +207,12 @@ class Run:
         return out
 
     def _attrs(self) -> dict[str, Any]:
-        return datasets.dataset_attrs(
-            run_id=self.store.info["run_id"], layout=self.layout, groups=self.groups, clock=self._clock
-        )
+        """Return what every dataset carries; the same until the run is looked at again."""
+        if self._attributes is None:
+            self._attributes = datasets.dataset_attrs(
+                run_id=self.store.info["run_id"], layout=self.layout, groups=self.groups, clock=self._clock
+            )
+        return self._attributes
 
     def _dataset(self, name: str, make: Callable[[], xr.Dataset]) -> xr.Dataset:
         self._current()

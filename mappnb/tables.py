@@ -328,15 +328,6 @@ class TableReader:
             masks.append(sites[_codes(part.lookup, rows["site"])])
         return masks[0] if len(masks) == 1 else np.asarray(np.logical_and.reduce(masks))
 
-    def merged_meta(self) -> dict[tuple[int, int], dict[str, Any]]:
-        """Return the newest metadata of each (incarnation, rank): counters, threads, sign of life."""
-        out: dict[tuple[int, int], dict[str, Any]] = {}
-        for part in self.parts:
-            out.setdefault(part.key, {}).update(
-                {k: v for k, v in part.meta.items() if k not in ("sites", "row_groups")}
-            )
-        return out
-
 
 def _codes(lookup: Array, site: Array) -> Array:
     """Map stored site ids to numbers; ids that the segment does not describe become -1."""

@@ -60,12 +60,6 @@ class Group:
         self.sent: dict[int, int] = {}
         self.received: dict[int, int] = {}
 
-    def next_seq(self) -> int:
-        """Sequence number of a collective that is issued now."""
-        seq = self.seq
-        self.seq = seq + 1
-        return seq
-
     def next_pair(self, peer: int, *, send: bool) -> int:
         """Sequence number of a send to, or a receive from, the global rank ``peer`` that is issued now."""
         counts = self.sent if send else self.received

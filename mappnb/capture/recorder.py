@@ -117,6 +117,10 @@ class Recorder:
         """All sites so far; their index is the ``site`` of a record. A copy."""
         return self._sites[:]
 
+    def describe(self, site: int) -> Site:
+        """Return the description of one site id."""
+        return self._sites[site]
+
     def sites_since(self, start: int) -> list[Site]:
         """Sites from index ``start`` on, for a writer that has stored the earlier ones."""
         return self._sites[start:]

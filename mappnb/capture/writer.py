@@ -56,7 +56,7 @@ class EventSink:
 
     def __init__(self, recorder: Recorder, run: RunWriter, **options: Any) -> None:
         self.recorder = recorder
-        self.table = run.table("events", site=lambda i: recorder._sites[i], **options)
+        self.table = run.table("events", site=recorder.describe, **options)
         self.table.is_open = self._is_open
         self._shown: dict[_Key, np.ndarray[Any, Any]] = {}
         self._heartbeat_s = 0.0
