@@ -18,6 +18,7 @@ from mappnb.joining import RunWriter
 __all__ = ["RankOutput"]
 
 ANCHOR_S = 30.0
+TABLES_ROUNDS = 2  # steps and metrics are small: written every second round, they cost half
 
 
 class RankOutput:
@@ -59,7 +60,7 @@ class RankOutput:
         self._sink: EventSink | None = None
         self._segment_rows = segment_rows
         self._telemetry, self._telemetry_s = (Telemetry() if telemetry_s else None), telemetry_s
-        self._last_sample_ns = self._last_anchor_ns = 0
+        self._last_sample_ns = self._last_anchor_ns = self._rounds = 0
 
     def join(
         self, run_dir: str, *, rank: int, world_size: int, resume: bool, created_wall_ns: int, control: bool
@@ -83,12 +84,18 @@ class RankOutput:
             os.makedirs(os.path.join(run_dir, "control"), mode=0o700, exist_ok=True)
         self._sink = EventSink(self.recorder, run, max_rows=self._segment_rows)
 
-    def write(self) -> None:
-        """Write what is new."""
+    def write(self, *, asked: bool = False) -> None:
+        """Write what is new.
+
+        Parameters
+        ----------
+        asked : bool
+            Somebody waits for it: leave nothing for a later round.
+        """
         if self.run is None or self._sink is None or self.closed:
             return
         self._sink.flush(self._anchor())
-        self._write_tables(everything=False)
+        self._write_tables(asked=asked)
         if self.state.take_changed():
             self.run.write_rank(self.state.snapshot())
 
@@ -97,7 +104,7 @@ class RankOutput:
         if self.run is None or self._sink is None or self.closed:
             return
         self._sink.finish()
-        self._write_tables(everything=True)
+        self._write_tables(asked=True, everything=True)
         self.run.close()
         self.closed = True
 
@@ -139,7 +146,7 @@ class RankOutput:
         self._last_anchor_ns = now
         return {"anchors": [list(self.clock.anchor())]}
 
-    def _write_tables(self, *, everything: bool) -> None:
+    def _write_tables(self, *, asked: bool, everything: bool = False) -> None:
         assert self.run is not None
         now = self.recorder.now_ns()
         if self._telemetry is not None and (everything or now - self._last_sample_ns >= self._telemetry_s * 1e9):
@@ -147,6 +154,9 @@ class RankOutput:
             sample = self._telemetry.sample()
             self.steps.peak_seen = max(self.steps.peak_seen, sample.get("rss_bytes") or 0.0)
             self.run.table("telemetry").append(telemetry_columns(now, sample))
+        self._rounds += 1
+        if not asked and self._rounds % TABLES_ROUNDS:
+            return
         for name, rows in (
             ("steps", self.steps.take(everything=everything)),
             ("metrics", self.metrics.take(everything=everything)),

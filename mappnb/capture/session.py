@@ -278,8 +278,8 @@ class Session:
         log.warning("mappnb: rank %s: recording stopped (%s); training continues", self.state.rank, reason)
         self._writer.wake()
 
-    def _round(self, last: bool) -> bool:
-        """One round of the writer thread; returns False once there is nothing more to write."""
+    def _round(self, last: bool, asked: bool) -> bool:
+        """One round of the writer thread, perhaps asked for; returns False once there is nothing more to write."""
         output = self._output
         try:
             joined = not output.closed and self._try_join(last=last)
@@ -287,7 +287,7 @@ class Session:
                 output.give_up(broken=False)
             elif joined:
                 self._run_deferred()
-                output.write()
+                output.write(asked=asked)
                 if last:
                     output.close()
         except BaseException as err:  # noqa: BLE001 (whatever it is)
@@ -305,7 +305,7 @@ class Session:
         """Signals have come; what was recorded has just been written. The main thread may hang, so end for it."""
         for number in filter(signals.deadly, numbers):
             self._reason = f"signal {signals.name_of(number)}"
-            self._round(last=True)
+            self._round(last=True, asked=True)
             signals.die(number)
 
     def _try_join(self, *, last: bool = False) -> bool:

@@ -62,7 +62,7 @@ class Pending:
         """Return the numbers, shape (n,), float64."""
         value = self._value
         array = value.double().numpy() if hasattr(value, "double") else value
-        return np.atleast_1d(array).astype(np.float64).ravel()
+        return array.reshape(-1) if array.dtype == np.float64 else array.astype(np.float64).reshape(-1)
 
 
 class _Reader:

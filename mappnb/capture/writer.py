@@ -117,8 +117,8 @@ class WriterThread:
     Parameters
     ----------
     tick : callable
-        ``tick(last)`` does one round of writing; it returns False when there will be nothing more to write. It must
-        not raise.
+        ``tick(last, asked)`` does one round of writing, ``asked`` if somebody waits for it; it returns False when there
+        will be nothing more to write. It must not raise.
     signalled : callable
         Gets the numbers of the signals that came, whatever the main thread is doing (:attr:`wakeup_fd`).
     interval_s : float
@@ -131,7 +131,7 @@ class WriterThread:
     """
 
     def __init__(
-        self, tick: Callable[[bool], bool], signalled: Callable[[set[int]], None], *, interval_s: float
+        self, tick: Callable[[bool, bool], bool], signalled: Callable[[set[int]], None], *, interval_s: float
     ) -> None:
         self._tick, self._signalled, self.interval_s = tick, signalled, interval_s
         self._last = False
@@ -170,7 +170,7 @@ class WriterThread:
                 woken = poll.poll(max(1, int(self.interval_s * 1000)) if working else None)
                 numbers = set(self._read()) if woken else set()
                 last, waiting = self._last, [self._waiting.popleft() for _ in range(len(self._waiting))]
-                working = self._tick(last)
+                working = self._tick(last, bool(waiting))
                 for request in waiting:
                     request.release()
                 if numbers - {0}:
