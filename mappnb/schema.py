@@ -113,7 +113,10 @@ STEPS: dict[str, Var] = {
     "microbatches": Var(np.float64, _S, "1", "microbatches that the rank ran forward"),
     "skipped": Var(np.float64, _S, "1", "1 where the optimizer skipped its update, as on overflow"),
     "memory_bytes": Var(
-        np.float64, _S, "bytes", "memory in use at the end of the step: allocator on a GPU, resident set on a CPU"
+        np.float64,
+        _S,
+        "bytes",
+        "memory in use at the end of the step: allocator on a GPU, resident set (telemetry's last sample) on a CPU",
     ),
     "memory_peak_bytes": Var(np.float64, _S, "bytes", "peak of the same within the step"),
 }

@@ -11,6 +11,8 @@ from mappnb.terms import Category, Op
 
 __all__ = ["TimedIterator", "timed"]
 
+_DATA, _NEXT_BATCH = Category.DATA.value, Op.NEXT_BATCH.value  # members of an enumeration hash slowly
+
 
 class TimedIterator:
     """Gives what ``inner`` gives, recording how long it takes; attributes and ``isinstance`` are those of ``inner``."""
@@ -18,10 +20,10 @@ class TimedIterator:
     __slots__ = ("_inner", "_session", "_site")
 
     def __init__(self, inner: Any, session: SessionLike) -> None:
-        object.__setattr__(self, "_inner", inner)
-        object.__setattr__(self, "_session", session)
-        site = session.recorder.site(category=Category.DATA, op=Op.NEXT_BATCH)
-        object.__setattr__(self, "_site", site)
+        keep = object.__setattr__
+        keep(self, "_inner", inner)
+        keep(self, "_session", session)
+        keep(self, "_site", session.recorder.site(category=_DATA, op=_NEXT_BATCH))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

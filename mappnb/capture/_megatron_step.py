@@ -71,13 +71,13 @@ class StepSums:
         """
         value: Any = next(iter(reduced.values()), None) if isinstance(reduced, dict) else reduced
         if isinstance(value, (tuple, list)) and value:
-            value = [v.detach().clone() if hasattr(v, "detach") else v for v in value]
-            value = value[0] / value[1] if len(value) > 1 else value[0]
+            value = [_copy(v) for v in value]
+            value = _ratio(value[0], value[1]) if len(value) > 1 else value[0]
         elif hasattr(value, "detach"):
-            value = value.detach().clone()
-            if value.numel() == 2:
+            value = _copy(value)
+            if not isinstance(value, float) and value.numel() == 2:
                 value = value.view(-1)[0] / value.view(-1)[1]
-            elif value.numel() != 1:
+            elif not isinstance(value, float) and value.numel() != 1:
                 value = value.float().mean()
         if isinstance(value, (int, float)) or hasattr(value, "detach"):
             self._losses.append(value)
@@ -95,6 +95,19 @@ class StepSums:
         self._losses = []
         if values:
             self._session.step_values(**values)
+
+
+def _copy(value: Any) -> Any:
+    """Copy a tensor; one number that is on the host already becomes a float."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach()
+    return float(value) if value.numel() == 1 and not value.is_cuda else value.clone()
+
+
+def _ratio(total: Any, count: Any) -> Any:
+    """Divide as tensors do: by zero too."""
+    return float("nan") if isinstance(count, (int, float)) and not count else total / count
 
 
 def _mean(values: list[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from typing import Any
 
@@ -152,7 +153,8 @@ class RankOutput:
         if self._telemetry is not None and (everything or now - self._last_sample_ns >= self._telemetry_s * 1e9):
             self._last_sample_ns = now
             sample = self._telemetry.sample()
-            self.steps.peak_seen = max(self.steps.peak_seen, sample.get("rss_bytes") or 0.0)
+            if math.isfinite(sample["rss_bytes"]):
+                self.steps.see_resident(sample["rss_bytes"])
             self.run.table("telemetry").append(telemetry_columns(now, sample))
         self._rounds += 1
         if not asked and self._rounds % TABLES_ROUNDS:

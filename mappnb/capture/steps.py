@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ __all__ = ["MetricTable", "Pending", "StepRow", "StepTable"]
 
 log = logging.getLogger("mappnb")
 MAX_WAITING_METRICS = 262_144
+RESIDENT_AGE_S = 5.0
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MEAN, _SUM = ("loss", "grad_norm", "lr"), ("tokens", "microbatches")
 
@@ -41,9 +44,13 @@ class Pending:
 
     def __init__(self, value: Any) -> None:
         self._event = None
-        if hasattr(value, "detach"):
+        if isinstance(value, (int, float)):
+            value = float(value)
+        elif hasattr(value, "detach"):
             value = value.detach()
-            if value.is_cuda:
+            if not value.is_cuda and value.numel() == 1:
+                value = float(value.item())  # a tenth of the price of an array
+            elif value.is_cuda:
                 torch = sys.modules["torch"]
                 value = value.to("cpu", non_blocking=True)
                 self._event = torch.cuda.Event()
@@ -61,7 +68,9 @@ class Pending:
     def values(self) -> np.ndarray[Any, Any]:
         """Return the numbers, shape (n,), float64."""
         value = self._value
-        array = value.double().numpy() if hasattr(value, "double") else value
+        if isinstance(value, float):
+            return np.array([value])
+        array: np.ndarray[Any, Any] = value.double().numpy() if hasattr(value, "double") else value
         return array.reshape(-1) if array.dtype == np.float64 else array.astype(np.float64).reshape(-1)
 
 
@@ -83,7 +92,7 @@ class _Reader:
 
 
 def resident_bytes() -> float:
-    """Return the resident set of this process in bytes; NaN where the system does not tell. About 5 µs."""
+    """Return the resident set of this process in bytes; NaN where the system does not tell. 0.1 ms and more."""
     try:
         with open("/proc/self/statm", "rb") as f:
             return float(int(f.read().split()[1]) * _PAGE)
@@ -91,11 +100,10 @@ def resident_bytes() -> float:
         return float("nan")
 
 
-def memory_of_step() -> tuple[float, float]:
-    """Return (in use, peak since the last call) in bytes: of the CUDA allocator, else of the process.
+def memory_of_step() -> tuple[float, float] | None:
+    """Return (in use, peak since the last call) in bytes of the CUDA allocator; None where CUDA is not in use.
 
-    The CUDA peak is reset here, once a step, so that it belongs to the step. On a CPU the peak is the larger of what is in
-    use at the step's end and the telemetry samples of the step.
+    The CUDA peak is reset here, once a step, so that it belongs to the step.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
@@ -103,8 +111,7 @@ def memory_of_step() -> tuple[float, float]:
         peak = float(cuda.max_memory_allocated())
         cuda.reset_peak_memory_stats()
         return float(cuda.memory_allocated()), peak
-    now = resident_bytes()
-    return now, now
+    return None
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +162,8 @@ class StepTable:
         self._held: list[StepRow] = []  # the writer thread's
         self._early: deque[tuple[str, Pending]] = deque(maxlen=256)
         self._reader = _Reader()
-        self.peak_seen = 0.0
+        self._resident = (-math.inf, float("nan"))  # time in s, bytes
+        self._peak_seen = 0.0
 
     @property
     def open(self) -> bool:
@@ -177,18 +185,29 @@ class StepTable:
             if (pending := self._reader.read(name, value)) is not None:
                 into.append((name, pending))
 
-    def end(self, end_ns: int, memory: Callable[[], tuple[float, float]] = memory_of_step) -> None:
+    def see_resident(self, num_bytes: float) -> None:
+        """Take the resident set of the process, as telemetry has just sampled it."""
+        self._resident = (time.monotonic(), num_bytes)
+        self._peak_seen = max(self._peak_seen, num_bytes)
+
+    def _memory_of_process(self) -> tuple[float, float]:
+        """Resident set and its peak in bytes; asking the system costs 0.1 ms and more, so not at every step."""
+        if time.monotonic() - self._resident[0] > RESIDENT_AGE_S:
+            self.see_resident(resident_bytes())
+        used = self._resident[1]
+        peak, self._peak_seen = max(used, self._peak_seen), 0.0
+        return used, peak
+
+    def end(self, end_ns: int, memory: Callable[[], tuple[float, float] | None] = memory_of_step) -> None:
         """End the current row."""
         if (row := self.detach(end_ns, memory)) is not None:
             self.put(row)
 
-    def detach(self, end_ns: int, memory: Callable[[], tuple[float, float]] = memory_of_step) -> StepRow | None:
+    def detach(self, end_ns: int, memory: Callable[[], tuple[float, float] | None] = memory_of_step) -> StepRow | None:
         """End the current row and hand it over; :meth:`put` puts it into the table, if it is to be there."""
         row, self._current = self._current, None
         if row is not None:
-            used, peak = memory()
-            row.end_ns, row.memory = end_ns, (used, max(peak, self.peak_seen))
-            self.peak_seen = 0.0
+            row.end_ns, row.memory = end_ns, memory() or self._memory_of_process()
         return row
 
     def put(self, row: StepRow) -> None:
