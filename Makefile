@@ -39,6 +39,7 @@ check: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.hpp
 
 lab: $(STAMP)
+	$(BIN)/python notebooks/make_data.py
 	$(BIN)/jupyter lab notebooks
 
 bench: $(STAMP)

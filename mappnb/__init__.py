@@ -13,6 +13,7 @@ from mappnb._lazy import LAZY
 if TYPE_CHECKING:
     from mappnb import analysis as analysis
     from mappnb import testing as testing
+    from mappnb import widgets as widgets
     from mappnb.capture.marks import span as span
     from mappnb.capture.marks import step as step
     from mappnb.capture.session import record as record
@@ -20,17 +21,32 @@ if TYPE_CHECKING:
     from mappnb.layout import Layout as Layout
     from mappnb.run import Run as Run
     from mappnb.run import attach as attach
+    from mappnb.widgets.linking import link as link
 
 __version__ = "0.1.0.dev0"
-__all__ = ["attach", "record", "step", "span", "analysis", "testing", "Layout", "MappnbError", "Run", "__version__"]
+__all__ = [
+    "attach",
+    "record",
+    "step",
+    "span",
+    "analysis",
+    "testing",
+    "link",
+    "widgets",
+    "Layout",
+    "MappnbError",
+    "Run",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in LAZY:
         raise AttributeError(f"module 'mappnb' has no attribute {name!r}")
     module, attribute = LAZY[name]
-    if name in ("attach", "Run", "analysis"):
+    if name in ("attach", "Run", "analysis", "widgets"):
         importlib.import_module("mappnb.accessor")  # makes ds.mapp known to xarray
+        importlib.import_module("mappnb.array_accessor")  # and da.mapp
     found = importlib.import_module(module)
     value = getattr(found, attribute) if attribute else found
     globals()[name] = value

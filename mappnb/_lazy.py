@@ -14,5 +14,7 @@ LAZY: dict[str, tuple[str, str]] = {
     "MappnbError": ("mappnb.errors", "MappnbError"),
     "analysis": ("mappnb.analysis", ""),
     "testing": ("mappnb.testing", ""),
+    "link": ("mappnb.widgets.linking", "link"),
+    "widgets": ("mappnb.widgets", ""),
 }
 """Public name -> (module, attribute); an empty attribute stands for the module itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import xarray as xr
 
@@ -39,3 +41,9 @@ class MappAccessor:
     def op_statistics(self, *, step: int | slice | None = None) -> pd.DataFrame:
         """See :func:`mappnb.analysis.op_statistics`."""
         return analysis.op_statistics(self._ds, step=step)
+
+    def timeline(self, **options: Any) -> Any:
+        """See :class:`mappnb.widgets.timeline.Timeline`."""
+        from mappnb.widgets.timeline import Timeline
+
+        return Timeline(self._ds, **options)

@@ -12,13 +12,22 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
+FOLDER = Path(__file__).parents[1] / "notebooks"
+
+
+@pytest.fixture(scope="module")
+def data():
+    """The runs that the notebooks open, recorded if they are not there yet."""
+    subprocess.run([sys.executable, str(FOLDER / "make_data.py")], check=True, timeout=280, capture_output=True)
+
+
 def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_runs(path):
+def test_notebook_runs(path, data):
     command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider", "-W", "ignore", str(path)]
     out = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=path.parent, check=False)
     assert out.returncode == 0, out.stdout[-3000:]

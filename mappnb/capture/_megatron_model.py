@@ -7,11 +7,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from mappnb.capture._megatron_facts import unwrapped
 from mappnb.capture._megatron_step import Place, StepSums
 from mappnb.capture._module_spans import ModuleSpans
 from mappnb.capture._patches import Patches
 from mappnb.capture.points import SessionLike
+from mappnb.capture.steps import Deferred
 from mappnb.terms import Op
 
 __all__ = ["MegatronModels"]
@@ -170,10 +173,14 @@ def _is_layer(name: str, module: Any) -> bool:
 
 
 def _document_lengths(position_ids: Any) -> Any:
-    """Lengths of the documents in a batch whose positions begin at 0 in each; None on a GPU, where it would wait."""
+    """Lengths of the documents in a batch whose positions begin at 0 in each, worked out later; None on a GPU, where it would wait."""
     if position_ids is None or not position_ids.is_cpu or position_ids.dim() != 2:
         return None
-    starts = (position_ids == 0).reshape(-1)
-    starts[:: position_ids.shape[1]] = True
-    bounds = starts.nonzero().reshape(-1)
-    return bounds.diff(append=bounds.new_tensor([starts.numel()]))
+    return Deferred(lengths_of, position_ids.detach().numpy().copy())
+
+
+def lengths_of(positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the lengths of the documents of a batch, shape (document,), from positions, shape (sample, token)."""
+    starts = positions == 0
+    starts[:, 0] = True
+    return np.diff(np.flatnonzero(starts), append=starts.size)

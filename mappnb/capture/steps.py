@@ -16,13 +16,21 @@ import numpy as np
 
 from mappnb.table_specs import TABLES, Columns
 
-__all__ = ["MetricTable", "Pending", "StepRow", "StepTable"]
+__all__ = ["Deferred", "MetricTable", "Pending", "StepRow", "StepTable"]
 
 log = logging.getLogger("mappnb")
 MAX_WAITING_METRICS = 262_144
 RESIDENT_AGE_S = 5.0
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MEAN, _SUM = ("loss", "grad_norm", "lr"), ("tokens", "microbatches")
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Numbers that are worked out on the writer thread: ``work(array)``; nobody else may change the array."""
+
+    work: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+    array: np.ndarray[Any, Any]
 
 
 class Pending:
@@ -44,7 +52,9 @@ class Pending:
 
     def __init__(self, value: Any) -> None:
         self._event = None
-        if isinstance(value, (int, float)):
+        if isinstance(value, Deferred):
+            pass
+        elif isinstance(value, (int, float)):
             value = float(value)
         elif hasattr(value, "detach"):
             value = value.detach()
@@ -70,6 +80,8 @@ class Pending:
         value = self._value
         if isinstance(value, float):
             return np.array([value])
+        if isinstance(value, Deferred):
+            return np.asarray(value.work(value.array), np.float64).reshape(-1)
         array: np.ndarray[Any, Any] = value.double().numpy() if hasattr(value, "double") else value
         return array.reshape(-1) if array.dtype == np.float64 else array.astype(np.float64).reshape(-1)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mappnb.capture.points import Plan, Probe, parse_plan
 from mappnb.capture.recorder import RECORD_DTYPE, Recorder
+from mappnb.capture.steps import Deferred, Pending
 from mappnb.layout import Layout
 
 __all__ = ["FakeSession"]
@@ -56,7 +57,7 @@ class FakeSession:
         self.metrics.append(
             {
                 "name": name,
-                "value": value,
+                "value": Pending(value).values() if isinstance(value, Deferred) else value,
                 "microbatch": microbatch,
                 "chunk": chunk,
                 "layer": layer,

@@ -1,0 +1,39 @@
+"""Views: what draws data in a notebook. Each loads on first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mappnb.widgets.arrays import ArrayView as ArrayView
+    from mappnb.widgets.arrays import array_view as array_view
+    from mappnb.widgets.linking import link as link
+    from mappnb.widgets.selection import Selection as Selection
+    from mappnb.widgets.timeline import Timeline as Timeline
+    from mappnb.widgets.view import View as View
+
+__all__ = ["ArrayView", "Selection", "Timeline", "View", "array_view", "link"]
+
+_LAZY: dict[str, tuple[str, str]] = {
+    "ArrayView": ("mappnb.widgets.arrays", "ArrayView"),
+    "array_view": ("mappnb.widgets.arrays", "array_view"),
+    "link": ("mappnb.widgets.linking", "link"),
+    "Selection": ("mappnb.widgets.selection", "Selection"),
+    "Timeline": ("mappnb.widgets.timeline", "Timeline"),
+    "View": ("mappnb.widgets.view", "View"),
+}
+"""Public name -> (module, attribute)."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'mappnb.widgets' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
