@@ -1,4 +1,4 @@
-# Signatures of the plain C functions in recorder_py.cpp, which nanobind's stubgen cannot know.
+# Signatures of the plain C functions in recorder_py.cpp and module_hooks_py.cpp, which nanobind's stubgen cannot know.
 _core.Recorder.begin:
     def begin(self, site: int, /) -> int:
         """Open a span of ``site`` in this thread; returns its token."""
@@ -24,3 +24,26 @@ _core.Span.__enter__:
 _core.Span.__exit__:
     def __exit__(self, exc_type: object, exc: object, tb: object, /) -> None:
         """Close it; an exception passes through and sets ``Flag.FAILED``."""
+
+_core.ModuleHook.pre:
+    def pre(self, module: object, args: tuple[object, ...], kwargs: dict[str, object], /) -> None:
+        """Before the forward: begin its span, and tie the end of its backward to its input."""
+
+_core.ModuleHook.post:
+    def post(self, module: object, args: object, output: object, /) -> None:
+        """After the forward: end its span, and tie the begin of its backward to its output."""
+
+_core.ModuleHook.__deepcopy__:
+    def __deepcopy__(self, memo: object, /) -> ModuleHook:
+        """Return itself: copies of a module share its hooks."""
+
+_core.ModuleHook.__reduce__:
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Pickle as a hook that does nothing."""
+
+_core.Boundary.__call__:
+    def __call__(self, gradient: object, /) -> None:
+        """End and begin the passes that meet here."""
+
+_core.Boundary.__torch_unserializable__:
+    __torch_unserializable__: bool = True

@@ -1,6 +1,6 @@
 """Compiled parts of mappnb; each has a pure-Python twin."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy
 import numpy.typing
@@ -79,3 +79,74 @@ class Recorder:
 
     def after_fork_in_child(self) -> None:
         """Let go of it in the child, and stop recording."""
+
+class ModuleHook:
+    """The two forward hooks of one module."""
+
+    def pre(self, module: object, args: tuple[object, ...], kwargs: dict[str, object], /) -> None:
+        """Before the forward: begin its span, and tie the end of its backward to its input."""
+
+    def post(self, module: object, args: object, output: object, /) -> None:
+        """After the forward: end its span, and tie the begin of its backward to its output."""
+
+    def __deepcopy__(self, memo: object, /) -> ModuleHook:
+        """Return itself: copies of a module share its hooks."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Pickle as a hook that does nothing."""
+
+    @property
+    def num_open(self) -> int:
+        """Calls that are open."""
+
+    def drop(self) -> None:
+        """Forget calls that exceptions left open."""
+
+class Boundary:
+    """A tensor between modules, called with its gradient."""
+
+    def __call__(self, gradient: object, /) -> None:
+        """End and begin the passes that meet here."""
+
+    @property
+    def num_passes(self) -> int:
+        """Passes that are tied to it."""
+
+    __torch_unserializable__: bool = True
+
+class ModuleHooks:
+    """Native twin of ``mappnb.capture._pymodulehooks.PyModuleHooks``."""
+
+    def __init__(self, recorder: object, begin: Callable[[int], int] | None, end: Callable[[int], None] | None, fail: Callable[[str, BaseException], None], key: int, graph_task: Callable[[], int], grad_enabled: Callable[[], bool], tensor_type: type, no_hook: type) -> None: ...
+
+    @property
+    def muted(self) -> bool:
+        """Whether the backward pass goes through no module as a whole."""
+
+    @muted.setter
+    def muted(self, arg: bool, /) -> None: ...
+
+    @property
+    def backward_index(self) -> int:
+        """Which site a backward pass has: 1, or 3 for input only."""
+
+    @backward_index.setter
+    def backward_index(self, arg: int, /) -> None: ...
+
+    def hook(self, sites: Sequence[int], backward: bool, before: Callable[..., None] | None, after: Callable[[], None] | None, keyword: str) -> ModuleHook:
+        """Make the hooks of one module."""
+
+    def has_gradient(self, value: object | None) -> bool:
+        """Whether autograd will give a gradient for ``value``."""
+
+    def boundary(self, tensor: object) -> Boundary:
+        """Return the boundary at a tensor; hook it the first time."""
+
+    def forget(self) -> None:
+        """Make the passes until now those of an earlier generation."""
+
+    def close(self) -> None:
+        """Let go of the session: tensors may live longer than it."""
+
+    def end_tails(self) -> None:
+        """End the backward of modules whose input has no gradient."""

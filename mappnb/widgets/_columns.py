@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mappnb.widgets._coded import coding_of
+
 __all__ = ["take"]
 
 Array = np.ndarray[Any, Any]
@@ -20,6 +22,8 @@ def take(events: xr.Dataset, name: str, index: Array) -> Array | None:
     if variable._in_memory:
         values: Array = variable.values
         return values[index]
+    if (coding := coding_of(variable)) is not None:
+        return np.asarray(coding.table[coding.codes[index]])
     order = np.argsort(index, kind="stable")
     ordered = index[order]
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(ordered) > NEAR_ROWS) + 1, [len(ordered)]])

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from mappnb.errors import MappnbError
+from mappnb.widgets._coded import coding_of
 
 __all__ = ["SEARCHED", "find", "matcher", "next_hit"]
 
@@ -72,7 +73,11 @@ def find(events: xr.Dataset, text: str) -> Array:
         else:
             test, hit = matcher(word), np.zeros(count, bool)
             for column in SEARCHED:
-                hit |= _where(events[column].values, test)
+                coding = coding_of(events[column].variable)
+                if coding is None:
+                    hit |= _where(events[column].values, test)
+                else:
+                    hit |= np.array([test(str(t)) for t in coding.table[:-1]] + [False], bool)[coding.codes]
             out &= hit
     return out
 

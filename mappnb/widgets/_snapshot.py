@@ -14,6 +14,7 @@ from mappnb import datasets
 from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.terms import EVENT
+from mappnb.widgets._coded import coded_variable
 from mappnb.widgets._loaded import Classify
 
 __all__ = ["Snapshot"]
@@ -92,6 +93,14 @@ class Snapshot:
         fields = {f: (EVENT, sites.values(f)) for f in ("category", "op", "phase")}
         of_site = np.asarray(classify(xr.Dataset(fields)), np.uint8)
         return np.asarray(of_site[self._reader.column("site", rows.start or 0, rows.stop)])
+
+    def sites(self, rows: slice) -> Array:
+        """Return the number of the description of some events, int32 array, dims (event,)."""
+        return np.asarray(self._reader.column("site", rows.start or 0, rows.stop), np.int32)
+
+    def coded(self, name: str, sites: Array) -> xr.Variable:
+        """Return a column of descriptions that is worked out from their numbers when it is looked at."""
+        return coded_variable(sites, self._reader.sites.values(name), like=self.events[name].variable)
 
     def hosts(self) -> dict[int, str]:
         """Return the host of each rank; of the newest incarnation that tells."""

@@ -14,7 +14,7 @@ import xarray as xr
 from mappnb.datasets import layout_of
 from mappnb.errors import MappnbError
 from mappnb.run import Run
-from mappnb.schema import EVENTS, check
+from mappnb.schema import EVENTS, SITE_FIELDS, check
 from mappnb.terms import EVENT
 from mappnb.widgets._loaded import Classify, Loaded, Rows, indexed, step_spans
 from mappnb.widgets._snapshot import Snapshot
@@ -35,13 +35,25 @@ Array = np.ndarray[Any, Any]
 FULL_EVENTS = 3_000_000
 """A run of at most so many events is loaded whole when it is first looked at."""
 
-BACKGROUND_EVENTS = 40_000_000
+BACKGROUND_EVENTS = 20_000_000
 """A run of at most so many is loaded whole behind the scenes; of a larger one only windows are."""
 
-# how much more of a window's width is read on each side, where the events near are at most FULL_EVENTS over the number beside it
+WINDOW_EVENTS = 600_000
+"""A window of a larger run that is read by itself holds at most so many."""
+
+# how much more of a window's width is read on each side, where the events near are at most WINDOW_EVENTS over the number beside it
 _MARGINS = ((1.0, 4), (0.25, 2), (0.0, 1))
-_KEPT = ("rank", "start_ns", "duration_ns", "depth", "flags")  # columns of a large run that stay in memory
+_KEPT = (
+    "rank",
+    "start_ns",
+    "duration_ns",
+    "depth",
+    "flags",
+    "step",
+    "microbatch",
+)  # of a large run in memory; and its sites
 _NOTE = "too many events in this window: one span for each step is shown; zoom in to see the events"
+_YIELD_S = 0.02
 _SHARE = 0.1  # of the time is spent on reading a growing run again
 _CHEAP_S = 0.2  # but what takes less is done at once
 
@@ -190,7 +202,7 @@ class RunSource:
     Attribute ``failed`` holds the error that ended loading in the background, if one did.
 
     Up to FULL_EVENTS events all are loaded at once; up to BACKGROUND_EVENTS a thread loads them rank by rank, and until then, as in still
-    larger runs, a window is read with a margin. Where it alone holds more than FULL_EVENTS, the steps are shown instead.
+    larger runs, a window is read with a margin. Where it alone holds more than WINDOW_EVENTS, the steps are shown instead.
     """
 
     def __init__(
@@ -345,17 +357,22 @@ class RunSource:
     def _by_rank(self, snapshot: Snapshot) -> Loaded | None:
         """Load all events, one rank after the other; all columns but a few are in memory for one rank at a time."""
         threads, placed, classes = self._rows.threads, [], []
+        sites = np.empty(snapshot.num_events, np.int32)
         kept = {v: np.empty(snapshot.num_events, EVENTS[v].numpy_dtype) for v in _KEPT}
         for _, part in snapshot.ranks():
             if self._stop.is_set():
                 return None
+            sites[part] = snapshot.sites(part)
             events = snapshot.events.isel(event=part)
+            events = events.assign(category=snapshot.coded("category", sites[part]))
             placed.append(place(events, threads=threads))
             classes.append(snapshot.classes(self._rows.classify, part))
             for name, column in kept.items():
                 column[part] = events[name].values
+            time.sleep(_YIELD_S)  # whoever looks at a window meanwhile comes first
         of_event = np.concatenate([np.empty(0, np.uint8), *classes])
         events = snapshot.events.assign({v: (EVENT, column) for v, column in kept.items()})
+        events = events.assign({f: snapshot.coded(f, sites) for f in SITE_FIELDS})
         while not self._stop.is_set():
             with self._lock:
                 if threads != self._rows.threads:
@@ -375,7 +392,7 @@ class RunSource:
         for margin, room in _MARGINS:
             more = int(margin * (t1_ns - t0_ns))
             a, b = t0_ns - more, t1_ns + more
-            if self._snapshot.num_near(a, b) <= FULL_EVENTS // room:
+            if self._snapshot.num_near(a, b) <= WINDOW_EVENTS // room:
                 seconds = slice(a / 1e9 - 1e-6, b / 1e9 + 1e-6)
                 events = self._snapshot.reading(partial(self.run.sel, time=seconds))
                 return self._rows.load(events, a, b)

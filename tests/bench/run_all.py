@@ -11,8 +11,14 @@ COMMANDS = (
     ["bench_recorder.py"],
     ["bench_saving.py"],
     ["bench_reading.py"],
+    ["bench_overhead_paired.py", "--plan", "base"],
+    ["bench_overhead_paired.py", "--plan", "default"],
     ["bench_overhead.py", "--plan", "base"],
     ["bench_overhead.py", "--plan", "default"],
+    ["bench_timeline_query.py"],
+    ["bench_timeline_pan.py"],
+    ["bench_timeline_canvas.py"],
+    ["bench_array_view.py"],
 )
 
 

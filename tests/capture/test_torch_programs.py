@@ -74,8 +74,13 @@ def train(*, checkpointing: str = "", steps: int = 3) -> list[float]:
     return losses
 
 
-def recorded(**options: Any) -> tuple[list[float], FakeSession, list[dict[str, Any]]]:
-    session = FakeSession(pure_python=False)
+@pytest.fixture(params=[False, True], ids=["native", "pure Python"])
+def pure_python(request) -> bool:
+    return request.param
+
+
+def recorded(pure_python: bool = False, **options: Any) -> tuple[list[float], FakeSession, list[dict[str, Any]]]:
+    session = FakeSession(pure_python=pure_python)
     session.start(*build_probes(PLANS["default"]))
     losses = train(**options)
     session.stop()
@@ -83,10 +88,10 @@ def recorded(**options: Any) -> tuple[list[float], FakeSession, list[dict[str, A
 
 
 @pytest.mark.parametrize("checkpointing", ["", "reentrant", "non-reentrant"])
-def test_every_step_microbatch_and_module(checkpointing):
+def test_every_step_microbatch_and_module(checkpointing, pure_python):
     plain = train(checkpointing=checkpointing)
     before = patched_attributes()
-    losses, session, events = recorded(checkpointing=checkpointing)
+    losses, session, events = recorded(pure_python, checkpointing=checkpointing)
     assert patched_attributes() == before
     assert losses == plain, "recording changed the numbers"
     assert not session.failures and session.recorder.stats()["mismatched"] == 0
@@ -120,8 +125,8 @@ def test_values_layout_and_model():
     assert sum(e["op"] == "optimizer_step" for e in events) == 3
 
 
-def test_copies_and_pickles_of_a_hooked_model_work():
-    session = FakeSession()
+def test_copies_and_pickles_of_a_hooked_model_work(pure_python):
+    session = FakeSession(pure_python=pure_python)
     probe = TorchProbe()
     session.start(probe)
     model = Net()
@@ -139,8 +144,8 @@ def test_copies_and_pickles_of_a_hooked_model_work():
     assert not session.events() and num_events and not session.failures
 
 
-def test_hooks_of_the_user_on_the_same_tensors_still_run():
-    session = FakeSession()
+def test_hooks_of_the_user_on_the_same_tensors_still_run(pure_python):
+    session = FakeSession(pure_python=pure_python)
     probe = TorchProbe()
     session.start(probe)
     model, seen = Net(), []
@@ -163,10 +168,10 @@ def test_hooks_of_the_user_on_the_same_tensors_still_run():
     assert seen == [(1, 4, 8)] and not session.failures
 
 
-def test_no_tensor_is_kept_alive():
+def test_no_tensor_is_kept_alive(pure_python):
     import weakref
 
-    session = FakeSession()
+    session = FakeSession(pure_python=pure_python)
     probe = TorchProbe()
     session.start(probe)
     model = Net()
@@ -181,12 +186,12 @@ def test_no_tensor_is_kept_alive():
     session.stop()
 
 
-def test_an_exception_in_the_model_passes_through():
+def test_an_exception_in_the_model_passes_through(pure_python):
     class Broken(Block):
         def forward(self, x):
             raise KeyError("theirs")
 
-    session = FakeSession()
+    session = FakeSession(pure_python=pure_python)
     probe = TorchProbe()
     session.start(probe)
     model = Net()
@@ -227,8 +232,8 @@ def test_garbage_collection():
     assert [e["name"] for e in session.events() if e["op"] == "gc"][-1] == "generation 2"
 
 
-def test_switched_off_nothing_is_recorded():
-    session = FakeSession(pure_python=False).start(*build_probes(PLANS["default"]))
+def test_switched_off_nothing_is_recorded(pure_python):
+    session = FakeSession(pure_python=pure_python).start(*build_probes(PLANS["default"]))
     session.recorder.enabled = False
     train()
     session.stop()

@@ -124,6 +124,7 @@ def test_a_window_of_a_run_too_large_to_load_holds_the_same(run, monkeypatch):
     whole = RunSource(run)
     expected = {w: events_in(whole.window(*w), *w) for w in windows(whole)}
     monkeypatch.setattr(sources, "FULL_EVENTS", whole.num_events - 1)
+    monkeypatch.setattr(sources, "WINDOW_EVENTS", whole.num_events - 1)
     parts = RunSource(run)
     for w in windows(parts)[1:]:
         loaded = parts.window(*w)
@@ -137,6 +138,7 @@ def test_a_window_of_a_run_too_large_to_load_holds_the_same(run, monkeypatch):
 def test_the_steps_stand_for_a_window_that_holds_too_much(run, monkeypatch):
     monkeypatch.setattr(sources, "BACKGROUND_EVENTS", 0)
     monkeypatch.setattr(sources, "FULL_EVENTS", 400)
+    monkeypatch.setattr(sources, "WINDOW_EVENTS", 400)
     source = RunSource(run)
     loaded = source.window(*source.extent_ns)
     consistent(loaded)
@@ -155,6 +157,7 @@ def test_the_steps_stand_for_a_window_that_holds_too_much(run, monkeypatch):
 
 def test_a_large_run_is_loaded_in_the_background(run, monkeypatch):
     monkeypatch.setattr(sources, "FULL_EVENTS", 400)
+    monkeypatch.setattr(sources, "WINDOW_EVENTS", 400)
     ready = threading.Event()
     source = RunSource(run, on_ready=ready.set)
     assert not source.window(*source.extent_ns).complete
@@ -216,6 +219,7 @@ def test_a_run_that_takes_long_to_read_is_not_read_again_at_once(run, monkeypatc
 @pytest.mark.parametrize("full", [10**6, 400, 10])
 def test_a_damaged_segment_is_an_error_that_names_it(run, monkeypatch, full):
     monkeypatch.setattr(sources, "FULL_EVENTS", full)
+    monkeypatch.setattr(sources, "WINDOW_EVENTS", full)
     source = RunSource(run)
     broken = next(p for p in sorted(run.store.segments("events", 0, [1]), key=lambda s: s.number) if p.closed)
     with open(broken.path, "r+b") as file:
