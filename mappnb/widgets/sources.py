@@ -43,15 +43,8 @@ WINDOW_EVENTS = 600_000
 
 # how much more of a window's width is read on each side, where the events near are at most WINDOW_EVENTS over the number beside it
 _MARGINS = ((1.0, 4), (0.25, 2), (0.0, 1))
-_KEPT = (
-    "rank",
-    "start_ns",
-    "duration_ns",
-    "depth",
-    "flags",
-    "step",
-    "microbatch",
-)  # of a large run in memory; and its sites
+# columns of a large run that stay in memory, beside the numbers of its sites
+_KEPT = ("rank", "start_ns", "duration_ns", "depth", "flags", "step", "microbatch")
 _NOTE = "too many events in this window: one span for each step is shown; zoom in to see the events"
 _YIELD_S = 0.02
 _SHARE = 0.1  # of the time is spent on reading a growing run again
@@ -199,10 +192,9 @@ class RunSource:
 
     Notes
     -----
-    Attribute ``failed`` holds the error that ended loading in the background, if one did.
-
-    Up to FULL_EVENTS events all are loaded at once; up to BACKGROUND_EVENTS a thread loads them rank by rank, and until then, as in still
-    larger runs, a window is read with a margin. Where it alone holds more than WINDOW_EVENTS, the steps are shown instead.
+    ``failed`` holds the error that ended loading in the background, if one did. Up to FULL_EVENTS events all are loaded at once; up to
+    BACKGROUND_EVENTS a thread loads them rank by rank, and until then, as in still larger runs, a window is read with a margin. Where it
+    alone holds more than WINDOW_EVENTS, the steps are shown instead.
     """
 
     def __init__(

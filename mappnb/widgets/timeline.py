@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,14 @@ import numpy as np
 import xarray as xr
 
 from mappnb.datasets import groups_of
-from mappnb.errors import MappnbError, did_you_mean
+from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.widgets import _timeline_window as windows
 from mappnb.widgets._flows import flows_of
 from mappnb.widgets._messages import Answer, flag, number, numbers, text, whole
 from mappnb.widgets._search import find, next_hit
 from mappnb.widgets._text import duration_text
+from mappnb.widgets._timeline_options import GROUPINGS, PARTS, grouping_of, hidden_of, ranks_of
 from mappnb.widgets._timeline_state import Scene
 from mappnb.widgets._timeline_text import TABLE_COLUMNS, event_fields, table_rows
 from mappnb.widgets.classes import CLASSES
@@ -25,27 +26,6 @@ from mappnb.widgets.view import View, bundle, static_text
 
 __all__ = ["GROUPINGS", "Timeline"]
 
-GROUPINGS = ("rank", "dp", "pp", "tp", "cp", "ep", "host")
-PARTS = tuple(
-    f"{part}.js"
-    for part in (
-        "runtime",
-        "runtime_ui",
-        "timeline_time",
-        "timeline_window",
-        "timeline_state",
-        "timeline_look",
-        "timeline_paint",
-        "timeline_frame",
-        "timeline_overlay",
-        "timeline_requests",
-        "timeline_input",
-        "timeline_keys",
-        "timeline_panels",
-        "timeline_actions",
-        "timeline",
-    )
-)
 MOST_EVENTS_TOLD, MOST_ROWS = 1000, 200
 
 
@@ -99,12 +79,9 @@ class Timeline(View):
         select: slice | list[EventKey] | None = None,
         flows: bool = True,
     ) -> None:
-        ranks = (
-            None
-            if rank is None
-            else [int(r) for r in np.atleast_1d(np.asarray(list(rank) if isinstance(rank, Iterable) else rank))]
+        self._scene: Scene = Scene.of(
+            run, ranks=ranks_of(rank), group_by=grouping_of(group_by), hidden=hidden_of(hidden)
         )
-        self._scene: Scene = Scene.of(run, ranks=ranks, group_by=_grouping(group_by), hidden=_hidden(hidden))
         self._search = ""
         self._hit: int | None = None
         self._selection: tuple[str, Any] = ("none", None)
@@ -350,11 +327,11 @@ class Timeline(View):
         """Change grouping, hidden classes or flow lines."""
         if "flows" in content:
             self.flows = flag(content, "flows")
-        group_by = _grouping(text(content, "group_by", most=20)) if "group_by" in content else self._scene.group_by
+        group_by = grouping_of(text(content, "group_by", most=20)) if "group_by" in content else self._scene.group_by
         hidden = self._scene.hidden
         if "hidden" in content:
             names = content["hidden"]
-            hidden = _hidden(names if isinstance(names, list) else [str(names)])
+            hidden = hidden_of(names if isinstance(names, list) else [str(names)])
         self._scene.arrange(group_by=group_by, hidden=hidden)
         self.changed("options")
         return self._meta(move=False)
@@ -415,17 +392,3 @@ class Timeline(View):
     def release(self) -> None:
         """Let go of the run's data."""
         self._scene.release()
-
-
-def _grouping(name: str) -> str:
-    if name not in GROUPINGS:
-        raise MappnbError(f"group_by {name!r}; expected one of {', '.join(GROUPINGS)}{did_you_mean(name, GROUPINGS)}")
-    return name
-
-
-def _hidden(names: Iterable[str]) -> frozenset[int]:
-    known: Mapping[str, int] = {c.name: i for i, c in enumerate(CLASSES)}
-    for name in names:
-        if name not in known:
-            raise MappnbError(f"no class {name!r} to hide; known: {', '.join(known)}{did_you_mean(str(name), known)}")
-    return frozenset(known[n] for n in names)

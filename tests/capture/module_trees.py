@@ -1,4 +1,4 @@
-"""Modules for the tests of module spans: small ones, and random trees, played with and without hooks: what the training sees, and what is recorded."""
+"""Modules for the tests of module spans: small ones, and random trees, played with hooks of either kind or none."""
 
 from __future__ import annotations
 
