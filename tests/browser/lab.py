@@ -77,6 +77,7 @@ def server(folder: Path, *, home: Path, app: str = "lab"):
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
         log.close()
 
 
@@ -108,6 +109,7 @@ def marimo(folder: Path, app: str, *, home: Path):
             process.wait(20)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
         log.close()
 
 

@@ -60,6 +60,7 @@ def opened(browser, address, notebook, *, width=1280, app="lab"):
     return page
 
 
+READY = "() => { const v = document.querySelector('.mappnb-timeline'); return Boolean(v && v.mappnbView && v.mappnbView.state.window); }"
 COLOURS = """c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; const seen = new Set();
   for (let i = 0; i < d.length; i += 64) seen.add((d[i] << 16) | (d[i + 1] << 8) | d[i + 2]); return seen.size; }"""
 
@@ -76,12 +77,11 @@ def test_timeline_in_jupyterlab(folder, browser, tmp_path):
         page = opened(browser, address, "look.ipynb")
         page.run_all()
         page.page.wait_for_selector(VIEW, timeout=60_000)
-        page.page.wait_for_function(
-            "() => document.querySelector('.mappnb-timeline').mappnbView.state.window", timeout=30_000
-        )
+        page.page.wait_for_function(READY, timeout=30_000)
         page.page.wait_for_selector(".step-bar", timeout=20_000)
         assert page.page.locator(".step-bar").count() == 6
         _draws_and_answers(page)
+        _runs_again(page)
         _themes(page)
         _reopens(page, folder)
         assert page.outside == [] and page.page_errors == []
@@ -121,6 +121,16 @@ def _draws_and_answers(page) -> None:
     assert page.kernel("print(timeline.binary)") == "True"
 
 
+def _runs_again(page) -> None:
+    """Cells that run again leave no view behind."""
+    count = "from mappnb.widgets.view import View; print(len([v for v in View._live if not v.closed]))"
+    before = int(page.kernel(count))
+    for _ in range(3):
+        page.run_all()
+    assert int(page.kernel(count)) == before
+    page.page.wait_for_function(READY, timeout=30_000)
+
+
 def _themes(page) -> None:
     def ground() -> str:
         return page.page.evaluate("() => getComputedStyle(document.querySelector('.mappnb-timeline')).color")
@@ -138,9 +148,7 @@ def _reopens(page, folder) -> None:
     assert size < 250_000, size
     page.page.reload()
     page.page.wait_for_selector(VIEW, timeout=60_000)  # the kernel lives: the view comes back
-    page.page.wait_for_function(
-        "() => document.querySelector('.mappnb-timeline').mappnbView.state.window", timeout=30_000
-    )
+    page.page.wait_for_function(READY, timeout=30_000)
     page.page.evaluate(
         "async () => { const s = window.jupyterapp.shell.currentWidget.context.sessionContext; await s.session.kernel.shutdown(); }"
     )
@@ -158,9 +166,7 @@ def test_timeline_in_notebook_7(folder, browser, tmp_path):
         page = opened(browser, address, "seven.ipynb", app="notebook")
         page.run_all()
         page.page.wait_for_selector(VIEW, timeout=60_000)
-        page.page.wait_for_function(
-            "() => document.querySelector('.mappnb-timeline').mappnbView.state.window", timeout=30_000
-        )
+        page.page.wait_for_function(READY, timeout=30_000)
         assert shapes(page) > 5
         assert page.kernel("print(timeline.errors, timeline.binary)") == "[] True"
         # Notebook 7.6 itself raises this one on an empty notebook, without any view
