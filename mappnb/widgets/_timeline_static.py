@@ -152,14 +152,14 @@ def twin(scene: Scene, visible: tuple[float, float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A picture of a timeline that stays in the notebook, with the longest spans of each class.
+    """A picture of a timeline that stays in the notebook, with the longest span of each class.
 
     Attributes
     ----------
     svg : str
         The picture.
     table : list of list of str
-        rank, start, duration, category, operation, name, step, microbatch of the longest spans.
+        rank, start, duration, category, operation, name, step, microbatch of the longest span of each class.
     code : str
         The line that makes the view again.
     """
@@ -174,8 +174,8 @@ class Snapshot:
     def of(cls, scene: Scene, visible: tuple[float, float], *, code: str) -> Snapshot:
         """Take a picture of a window."""
         loaded, at = scene.events_in(*visible, 0, scene.num_rows)
-        duration = loaded.events["duration_ns"].values[at]
-        longest = at[np.argsort(-duration, kind="stable")[:8]]
+        duration, kind = loaded.events["duration_ns"].values[at], loaded.classes[at]
+        longest = np.array([at[kind == c][duration[kind == c].argmax()] for c in np.unique(kind).tolist()], np.int64)
         return cls(picture(scene, visible), table_rows(loaded.events, longest), code, scene.describe(), _legend(loaded))
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class Snapshot:
         )
         return (
             f'{STYLE}<figure style="margin:0">{self.svg}<figcaption>{self.legend}</figcaption></figure>'
-            f"<details><summary>longest spans; <code>{html.escape(self.code)}</code></summary><table>{head}{body}</table></details>"
+            f"<details><summary>longest span of each class; <code>{html.escape(self.code)}</code></summary><table>{head}{body}</table></details>"
         )
 
     def save(self, path: Any) -> None:

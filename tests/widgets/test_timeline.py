@@ -400,6 +400,19 @@ def test_without_binary_buffers_the_same_arrays_come_as_text(run, view):
     assert any("binary buffers" in c.get("text", "") for c, _ in other.sent if c["kind"] == "note")
 
 
+def test_snapshot_tells_the_longest_span_of_each_class(run, view):
+    rows = view.snapshot().table
+    events = view._scene.loaded(*view._visible).events
+    window = view.window
+    start, end = events.start_ns.values / 1e9, (events.start_ns.values + events.duration_ns.values) / 1e9
+    inside = (start < window.stop) & (end > window.start)
+    sends = events.duration_ns.values[inside & (events.category.values == "p2p")]
+    from mappnb.widgets._text import duration_text
+
+    assert [r[2] for r in rows if r[3] == "p2p"] == [duration_text(int(sends.max()))]
+    assert len({(r[3], r[4]) for r in rows}) == len(rows)
+
+
 def test_closed_views_leave_nothing(run):
     gc.collect()
     before = len(
