@@ -193,7 +193,8 @@ class Snapshot:
         )
         return (
             f'{STYLE}<figure style="margin:0">{self.svg}<figcaption>{self.legend}</figcaption></figure>'
-            f"<details><summary>longest span of each class; <code>{html.escape(self.code)}</code></summary><table>{head}{body}</table></details>"
+            f"<details><summary>longest span of each class; <code>{html.escape(self.code)}</code></summary>"
+            f"<table>{head}{body}</table></details>"
         )
 
     def save(self, path: Any) -> None:
