@@ -258,11 +258,6 @@ class Timeline(View):
         ids: list[int] = []
         if self._selection[0] == "events":
             ids = [int(i) + loaded.base for i in find_keys(loaded.events, self._selection[1])]
-        elif self._selection[0] == "box":
-            ids = [
-                int(i) + loaded.base
-                for i in find_keys(loaded.events, event_keys(chosen.events, np.arange(min(len(chosen), 50))))
-            ]
         rows = self._scene.rows_of_ranks(chosen.ranks)
         times = (None, None)
         if self._selection[0] == "box":
