@@ -12,7 +12,7 @@ import numpy as np
 
 from mappnb.errors import MappnbError
 
-__all__ = ["MAX_MESSAGE_BYTES", "Answer", "Packed", "flag", "number", "numbers", "pack", "text", "whole"]
+__all__ = ["MAX_MESSAGE_BYTES", "Answer", "Packed", "flag", "number", "numbers", "pack", "text", "whole", "with_arrays"]
 
 MAX_MESSAGE_BYTES = 500_000
 """No message is larger: proxies and notebook servers drop what is too long, silently."""
@@ -65,11 +65,12 @@ def pack(answer: Answer, *, binary: bool) -> list[Packed]:
         content = dict(answer.content) if number_ == 0 else {k: answer.content.get(k) for k in ("kind", "seq")}
         if len(parts) > 1:
             content["part"] = [number_, len(parts)]
-        packed.append(_with_arrays(content, {n: answer.arrays[n] for n in names}, binary=binary))
+        packed.append(with_arrays(content, {n: answer.arrays[n] for n in names}, binary=binary))
     return packed
 
 
-def _with_arrays(content: Content, arrays: Mapping[str, np.ndarray[Any, Any]], *, binary: bool) -> Packed:
+def with_arrays(content: Content, arrays: Mapping[str, np.ndarray[Any, Any]], *, binary: bool) -> Packed:
+    """Put arrays into the JSON of a message: what they are, and their bytes as base64 or in buffers beside it."""
     held = {n: np.ascontiguousarray(a.astype(a.dtype.newbyteorder("<"), copy=False)) for n, a in arrays.items()}
     content["arrays"] = [
         {"name": n, "dtype": _DTYPES[a.dtype.str.lstrip("<>|=")], "shape": list(a.shape)} for n, a in held.items()

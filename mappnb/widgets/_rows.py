@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.layout import Layout
-from mappnb.widgets.lanes import Block, Group, Lanes
+from mappnb.widgets.lanes import Block, Group, Lanes, group_of
 
 __all__ = ["Rows"]
 
@@ -40,7 +40,7 @@ class Rows:
         cls, lanes: Lanes, *, layout: Layout, group_by: str, ranks: list[int] | None, hosts: Mapping[int, str]
     ) -> Rows:
         """Arrange lanes: ranks of one group together, those not wanted left out."""
-        named = {b.rank: _group(b.rank, group_by, layout, hosts) for b in lanes.blocks}
+        named = {b.rank: group_of(b.rank, group_by, layout, hosts) for b in lanes.blocks}
         wanted = [b for b in lanes.blocks if ranks is None or b.rank in ranks]
         wanted.sort(key=lambda b: (named[b.rank][0], b.rank))
         lane = np.concatenate([np.empty(0, np.int64), *(np.arange(b.first, b.first + b.num_rows) for b in wanted)])
@@ -58,14 +58,3 @@ class Rows:
                 groups.append(Group(label, at, b.num_rows))
             at += b.num_rows
         return cls(lane, place, tuple(blocks), tuple(groups))
-
-
-def _group(rank: int, group_by: str, layout: Layout, hosts: Mapping[int, str]) -> tuple[Any, str]:
-    if group_by == "rank":
-        return 0, ""
-    if group_by == "host":
-        return (hosts.get(rank, "\uffff"), hosts.get(rank) or "host not known")
-    if not 0 <= rank < layout.world_size:
-        return layout.world_size, "outside the layout"
-    number = layout.coords(rank)[group_by]
-    return number, f"{group_by} {number}"

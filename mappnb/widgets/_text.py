@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["count_text", "duration_text", "size_text", "time_text"]
+__all__ = ["count_text", "duration_text", "time_text"]
 
 
 def duration_text(ns: float) -> str:
@@ -30,15 +30,6 @@ def duration_text(ns: float) -> str:
 def time_text(seconds: float) -> str:
     """Return a point in time on the run clock, to the microsecond."""
     return f"{seconds:.6f} s"
-
-
-def size_text(num_bytes: float) -> str:
-    """Return a size in words: ``"3.2 MB"``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(num_bytes) < 1000:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
 
 
 def count_text(number: int, word: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from mappnb.errors import MappnbError, did_you_mean
 from mappnb.widgets.classes import CLASSES
+from mappnb.widgets.lanes import GROUP_BY
 
-__all__ = ["GROUPINGS", "PARTS", "grouping_of", "hidden_of", "ranks_of"]
+__all__ = ["PARTS", "grouping_of", "hidden_of", "ranks_of"]
 
-GROUPINGS = ("rank", "dp", "pp", "tp", "cp", "ep", "host")
 PARTS = tuple(
     f"{part}.js"
     for part in (
@@ -34,8 +34,8 @@ PARTS = tuple(
 
 def grouping_of(name: str) -> str:
     """Return the name of a grouping, or raise MappnbError."""
-    if name not in GROUPINGS:
-        raise MappnbError(f"group_by {name!r}; expected one of {', '.join(GROUPINGS)}{did_you_mean(name, GROUPINGS)}")
+    if name not in GROUP_BY:
+        raise MappnbError(f"group_by {name!r}; expected one of {', '.join(GROUP_BY)}{did_you_mean(name, GROUP_BY)}")
     return name
 
 

@@ -14,6 +14,7 @@ from mappnb.errors import MappnbError
 from mappnb.layout import Layout
 from mappnb.pyramid import SpanIndex
 from mappnb.run import Run
+from mappnb.widgets._loaded import classes_of
 from mappnb.widgets._rows import Rows
 from mappnb.widgets._search import find
 from mappnb.widgets._steps import Steps
@@ -193,14 +194,6 @@ class Scene:
                 return loaded, ident - loaded.base
         raise MappnbError("this event is no longer loaded: the view has moved on; select it again")
 
-    def index_of(self, loaded: Loaded) -> SpanIndex:
-        """Return the index without the hidden classes."""
-        return loaded.without(self.hidden)
-
-    def found(self, loaded: Loaded, text: str) -> Array:
-        """Return which events a search finds."""
-        return loaded.found(text)
-
     def hits(self, loaded: Loaded, text: str) -> Array:
         """Return the positions of the events found on the rows shown, in order of start."""
         if not text:
@@ -234,7 +227,7 @@ class Scene:
         """Read a box of a run whose columns are not all in memory."""
         assert isinstance(self.source, RunSource)
         events = self.source.run.sel(time=slice(self.ns(t0) / 1e9, self.ns(t1) / 1e9), rank=ranks)
-        keep = ~np.isin(class_of(events), list(self.hidden))
+        keep = ~np.isin(classes_of(events, class_of), list(self.hidden))
         return events.isel(event=np.flatnonzero(keep))
 
     # ---------------------------------------------------------------------------------------------------------- rows
@@ -257,10 +250,6 @@ class Scene:
     def num_rows(self) -> int:
         """Number of display rows."""
         return len(self.rows.lane)
-
-    def lane_rows(self, loaded: Loaded, row0: int, row1: int) -> Array:
-        """Return the lane rows of some display rows."""
-        return self.rows.lane[row0:row1]
 
     def display_rows(self, loaded: Loaded) -> Array:
         """Return the display row of each event; -1 where it is not shown."""

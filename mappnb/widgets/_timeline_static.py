@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ import numpy as np
 
 from mappnb.pyramid import NOTHING, Window
 from mappnb.svg import ticks
+from mappnb.widgets._messages import with_arrays
 from mappnb.widgets._png import data_uri, palette_png
 from mappnb.widgets._text import time_text
-from mappnb.widgets._timeline_text import labels_of, table_rows
+from mappnb.widgets._timeline_text import TABLE_COLUMNS, labels_of, table_rows
 from mappnb.widgets._timeline_window import look
 from mappnb.widgets.classes import CLASSES
 from mappnb.widgets.view import static_text
@@ -26,7 +26,7 @@ __all__ = ["Snapshot", "page", "picture", "twin"]
 
 Array = np.ndarray[Any, Any]
 WIDTH, GUTTER, ROW, GAP, TOP, BOTTOM = 1200, 150, 11, 5, 22, 4
-MOST_ROWS, MOST_LABELS, PAGE_SPANS = 160, 400, 40_000
+MOST_ROWS, MOST_LABELS, PAGE_SPANS, PAGE_CELLS = 160, 400, 40_000, 3_000_000
 STYLE = (
     "<style>.mappnb-still text{font:11px system-ui,sans-serif;fill:var(--jp-ui-font-color1,currentColor)}"
     ".mappnb-still .on{fill:#fff;font-size:9px}.mappnb-still .ink{fill:#111;font-size:9px}"
@@ -37,7 +37,7 @@ STYLE = (
 
 def _heights(scene: Scene, rows: int) -> Array:
     """Top of each display row in px; a gap before each rank."""
-    first = {b["row0"] for b in scene.meta()["blocks"]}
+    first = {b.first for b in scene.rows.blocks}
     gaps = np.array([GAP if r in first else 0 for r in range(rows)])
     return TOP + np.cumsum(gaps) + np.arange(rows) * ROW
 
@@ -59,9 +59,9 @@ def picture(scene: Scene, visible: tuple[float, float], *, width: int = WIDTH) -
     ]
     parts += _axis(scene, visible, width, height)
     parts += [
-        f'<text x="4" y="{int(top[b["row0"]]) + 9}">{html.escape(str(b["label"])[:26])}</text>'
-        for b in scene.meta()["blocks"]
-        if b["row0"] < rows
+        f'<text x="4" y="{int(top[b.first]) + 9}">{html.escape(b.label[:26])}</text>'
+        for b in scene.rows.blocks
+        if b.first < rows
     ]
     parts += _words(loaded, window, top, width)
     label = html.escape(scene.describe(), quote=True)
@@ -183,14 +183,7 @@ class Snapshot:
 
     def _repr_html_(self) -> str:
         body = "".join("<tr>" + "".join(f"<td>{html.escape(t)}</td>" for t in row) + "</tr>" for row in self.table)
-        head = (
-            "<tr>"
-            + "".join(
-                f"<th>{h}</th>"
-                for h in ("rank", "start", "duration", "category", "operation", "name", "step", "microbatch")
-            )
-            + "</tr>"
-        )
+        head = f"<tr>{''.join(f'<th>{h}</th>' for h in TABLE_COLUMNS)}</tr>"
         return (
             f'{STYLE}<figure style="margin:0">{self.svg}<figcaption>{self.legend}</figcaption></figure>'
             f"<details><summary>longest span of each class; <code>{html.escape(self.code)}</code></summary>"
@@ -209,7 +202,8 @@ def page(scene: Scene, visible: tuple[float, float], *, title: str) -> str:
     from mappnb.widgets.timeline import Timeline
 
     extent = scene.extent
-    loaded, window = look(scene, *extent, pixels=8192, rows=(0, scene.num_rows), max_spans=PAGE_SPANS)
+    pixels = min(8192, PAGE_CELLS // max(scene.num_rows, 1))
+    loaded, window = look(scene, *extent, pixels=pixels, rows=(0, scene.num_rows), max_spans=PAGE_SPANS)
     spans = window.spans
     if window.num_events <= PAGE_SPANS:
         loaded, at = scene.events_in(*extent, 0, scene.num_rows)
@@ -234,9 +228,11 @@ def page(scene: Scene, visible: tuple[float, float], *, title: str) -> str:
     }
     data = {
         "meta": {"kind": "meta", "view": list(visible), **scene.meta()},
-        "arrays": {n: base64.b64encode(np.ascontiguousarray(a).tobytes()).decode() for n, a in arrays.items()},
         "labels": texts,
-        "note": f"{left_out:,} spans narrower than 1/8192 of the run are not in this page" if left_out > 0 else "",
+        "note": f"{left_out:,} spans narrower than 1/{pixels // window.threshold_px} of the run are not in this page"
+        if left_out > 0
+        else "",
+        **with_arrays({}, arrays, binary=False)[0],
     }
     safe = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     static = static_text("static_kernel.js")

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mappnb.display import bytes_text
 from mappnb.terms import Category, Flag, Op
 from mappnb.widgets._columns import take
 from mappnb.widgets._flows import call_of
-from mappnb.widgets._text import count_text, duration_text, size_text, time_text
+from mappnb.widgets._text import count_text, duration_text, time_text
 
 __all__ = ["TABLE_COLUMNS", "event_fields", "event_label", "labels_of", "table_rows"]
 
@@ -109,8 +110,8 @@ def _transfer_fields(
     fields: list[list[str]] = []
     num_bytes, duration = int(one["bytes"]), int(one["duration_ns"])
     if num_bytes >= 0:
-        rate = f" at {size_text(num_bytes / (duration / 1e9))}/s" if duration > 0 and num_bytes else ""
-        fields.append(["payload", f"{size_text(num_bytes)}{rate}{', ' + str(one['dtype']) if one['dtype'] else ''}"])
+        rate = f" at {bytes_text(num_bytes / (duration / 1e9))}/s" if duration > 0 and num_bytes else ""
+        fields.append(["payload", f"{bytes_text(num_bytes)}{rate}{', ' + str(one['dtype']) if one['dtype'] else ''}"])
     if int(one["peer"]) >= 0:
         fields.append(["peer", f"rank {int(one['peer'])}"])
     if int(one["seq"]) < 0:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mappnb.analysis._intervals import union_length
 from mappnb.pyramid import Window
 from mappnb.terms import Flag
 from mappnb.widgets._messages import Answer
@@ -36,7 +38,7 @@ class Marks:
     """What is marked: text searched for, and ids of selected events."""
 
     search: str = ""
-    selected: frozenset[int] | set[int] = frozenset()
+    selected: Sequence[int] = ()
 
 
 def look(
@@ -54,8 +56,8 @@ def look(
     a, b = scene.ns(t0 - reach), scene.ns(t1 + reach)
     columns = round(pixels * (b - a) / max(t1 - t0, 1e-9)) if margin else pixels
     loaded = scene.loaded(t0, t1)
-    index = scene.index_of(loaded)
-    wanted = scene.lane_rows(loaded, *rows)
+    index = loaded.without(scene.hidden)
+    wanted = scene.rows.lane[slice(*rows)]
     return loaded, index.query(a, max(b, a + 1), pixels=max(columns, 1), rows=wanted, max_spans=max_spans)
 
 
@@ -84,7 +86,7 @@ def window_answer(scene: Scene, t0: float, t1: float, *, pixels: int, rows: tupl
         "x": (spans.start_ns - window.t0_ns).astype(np.float32),
         "w": spans.duration_ns.astype(np.float32),
         "cat": spans.category,
-        "flag": _flags(scene, loaded, spans.event, marks),
+        "flag": _flags(loaded, spans.event, marks),
         "label": labels,
         "event": (spans.event + loaded.base).astype(np.uint32),
     }
@@ -115,15 +117,15 @@ def _labels(loaded: Loaded, window: Window, *, least_ns: float) -> tuple[Array, 
     return out, texts
 
 
-def _flags(scene: Scene, loaded: Loaded, event: Array, marks: Marks) -> Array:
+def _flags(loaded: Loaded, event: Array, marks: Marks) -> Array:
     flags = loaded.events["flags"].values[event]
     out = np.zeros(len(event), np.uint8)
     for bit, sign in ((Flag.OPEN, OPEN), (Flag.FAILED, FAILED), (Flag.CLIPPED, CLIPPED)):
         out |= np.where(flags & int(bit), sign, 0).astype(np.uint8)
     if marks.search:
-        out |= np.where(scene.found(loaded, marks.search)[event], MATCH, 0).astype(np.uint8)
+        out |= np.where(loaded.found(marks.search)[event], MATCH, 0).astype(np.uint8)
     if marks.selected:
-        out |= np.where(np.isin(event + loaded.base, list(marks.selected)), SELECTED, 0).astype(np.uint8)
+        out |= np.where(np.isin(event + loaded.base, marks.selected), SELECTED, 0).astype(np.uint8)
     return out
 
 
@@ -134,21 +136,11 @@ def range_fields(scene: Scene, t0: float, t1: float, row0: int, row1: int) -> li
     a, b = scene.ns(t0), scene.ns(t1)
     start = np.maximum(events["start_ns"].values[at], a)
     end = np.minimum(events["start_ns"].values[at] + events["duration_ns"].values[at], b)
-    rank, kind = events["rank"].values[at], loaded.classes[at]
-    ranks = np.unique(rank)
+    ranks, of = np.unique(events["rank"].values[at], return_inverse=True)
+    kind = loaded.classes[at].astype(np.int64)
+    busy = union_length(kind * len(ranks) + of, start, end, len(CLASSES) * len(ranks)).reshape(len(CLASSES), -1)
     fields = [["events", f"{len(at):,}"], ["ranks", str(len(ranks))]]
     for c in np.unique(kind).tolist():
-        mine = kind == c
-        total = sum(_covered(start[mine & (rank == r)], end[mine & (rank == r)]) for r in ranks)
-        mean = total / max(len(ranks), 1)
+        mean = float(busy[c].mean())
         fields.append([CLASSES[c].name, f"{duration_text(mean)} a rank, {mean / max(t1 - t0, 1.0):.1%}"])
     return fields
-
-
-def _covered(start: Array, end: Array) -> float:
-    if not len(start):
-        return 0.0
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.concatenate([[start[0]], np.maximum.accumulate(end)[:-1]])
-    return float(np.maximum(end - np.maximum(start, reached), 0).sum())

@@ -17,7 +17,19 @@ from mappnb.schema import EVENTS, check
 from mappnb.terms import Category, Flag
 from mappnb.widgets._partition import layers
 
-__all__ = ["GROUP_BY", "VARIABLES", "Block", "Group", "Lanes", "Placed", "Track", "arranged", "lanes", "place"]
+__all__ = [
+    "GROUP_BY",
+    "VARIABLES",
+    "Block",
+    "Group",
+    "Lanes",
+    "Placed",
+    "Track",
+    "arranged",
+    "group_of",
+    "lanes",
+    "place",
+]
 
 Array = np.ndarray[Any, Any]
 GROUP_BY: tuple[str, ...] = ("rank", "dp", "pp", "tp", "cp", "ep", "host")
@@ -192,7 +204,7 @@ def arranged(
     both = both.drop_duplicates(list(_KEY))
     ranks = np.unique(both["rank"].to_numpy())
     layout = layout or Layout(dp=max(1, int(ranks.max(initial=0)) + 1))
-    group = {r: _group(r, group_by, layout, hosts or {}) for r in ranks.tolist()}
+    group = {r: group_of(r, group_by, layout, hosts or {}) for r in ranks.tolist()}
     order = {r: i for i, r in enumerate(sorted(group, key=lambda r: (*group[r], r)))}
     both = both.assign(place=both["rank"].map(order)).sort_values(["place", *_KEY[1:]], ignore_index=True)[list(_KEY)]
     position = pd.Series(np.arange(len(both), dtype=np.int32), index=pd.MultiIndex.from_frame(both))
@@ -210,8 +222,8 @@ def _one_of(name: str, value: str, words: tuple[str, ...]) -> None:
         raise MappnbError(f"{name} is {value!r}; expected one of {', '.join(words)}{did_you_mean(value, words)}")
 
 
-def _group(rank: int, group_by: str, layout: Layout, hosts: Mapping[int, str]) -> tuple[Any, str]:
-    """Return (place, label) of the group of a rank."""
+def group_of(rank: int, group_by: str, layout: Layout, hosts: Mapping[int, str]) -> tuple[Any, str]:
+    """Return (place among the groups, label) of the group of a rank; ``group_by`` is one of :data:`GROUP_BY`."""
     if group_by == "rank":
         return 0, ""
     if group_by == "host":

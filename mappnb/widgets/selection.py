@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from mappnb.analysis._intervals import union_length
 from mappnb.widgets._text import duration_text, time_text
 
 __all__ = ["Selection", "event_keys", "find_keys"]
@@ -52,10 +53,8 @@ class Selection:
     @property
     def busy_s(self) -> float:
         """Seconds covered by the events, summed over ranks; what overlaps within a rank counts once."""
-        if not len(self):
-            return 0.0
-        start, end = _bounds(self.events)
-        return sum(_union_ns(start[r], end[r]) for r in _by_rank(self.events)) / 1e9
+        ranks, of = np.unique(self.events["rank"].values, return_inverse=True)
+        return float(union_length(of, *_bounds(self.events), len(ranks)).sum()) / 1e9
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return one row per event: every column of the events table, and ``start_s`` and ``duration_s``."""
@@ -88,19 +87,6 @@ def _bounds(events: xr.Dataset) -> tuple[Array, Array]:
     return start, start + np.maximum(events["duration_ns"].values.astype(np.int64), 0)
 
 
-def _by_rank(events: xr.Dataset) -> list[Array]:
-    rank = events["rank"].values
-    return [np.flatnonzero(rank == r) for r in np.unique(rank)]
-
-
-def _union_ns(start: Array, end: Array) -> int:
-    """Length of the union of intervals."""
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.concatenate([[start[0]], np.maximum.accumulate(end)[:-1]])
-    return int(np.maximum(end - np.maximum(start, reached), 0).sum())
-
-
 def event_keys(events: xr.Dataset, index: Array) -> list[EventKey]:
     """Return what names events in code: (rank, start_ns, depth) each."""
     rank, start, depth = (events[n].values[index].tolist() for n in ("rank", "start_ns", "depth"))
@@ -109,10 +95,6 @@ def event_keys(events: xr.Dataset, index: Array) -> list[EventKey]:
 
 def find_keys(events: xr.Dataset, keys: list[EventKey]) -> Array:
     """Return the positions of the events that :func:`event_keys` named; those that are not there are left out."""
-    start = events["start_ns"].values
-    found: list[int] = []
-    for rank, start_ns, depth in keys:
-        at = np.flatnonzero(start == start_ns)
-        hit = at[(events["rank"].values[at] == rank) & (events["depth"].values[at] == depth)]
-        found += hit[:1].tolist()
-    return np.array(found, np.int64)
+    at = np.flatnonzero(np.isin(events["start_ns"].values, [k[1] for k in keys]))
+    place = dict(zip(reversed(event_keys(events, at)), reversed(at.tolist()), strict=True))  # of equal ones the first
+    return np.array([place[key] for key in keys if key in place], np.int64)

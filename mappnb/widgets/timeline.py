@@ -17,14 +17,14 @@ from mappnb.widgets._flows import flows_of
 from mappnb.widgets._messages import Answer, flag, number, numbers, text, whole
 from mappnb.widgets._search import find, next_hit
 from mappnb.widgets._text import duration_text
-from mappnb.widgets._timeline_options import GROUPINGS, PARTS, grouping_of, hidden_of, ranks_of
+from mappnb.widgets._timeline_options import PARTS, grouping_of, hidden_of, ranks_of
 from mappnb.widgets._timeline_state import Scene
 from mappnb.widgets._timeline_text import TABLE_COLUMNS, event_fields, table_rows
 from mappnb.widgets.classes import CLASSES
 from mappnb.widgets.selection import EventKey, Selection, event_keys, find_keys
 from mappnb.widgets.view import View, bundle, static_text
 
-__all__ = ["GROUPINGS", "Timeline"]
+__all__ = ["Timeline"]
 
 MOST_EVENTS_TOLD, MOST_ROWS = 1000, 200
 
@@ -85,6 +85,7 @@ class Timeline(View):
         self._search = ""
         self._hit: int | None = None
         self._selection: tuple[str, Any] = ("none", None)
+        self._ids: tuple[int, list[int]] | None = None
         self.flows = bool(flows)
         self._visible = self._scene.first_view(time=time, step=step)
         super().__init__()
@@ -103,13 +104,13 @@ class Timeline(View):
     def selection(self) -> Selection:
         """The selected events."""
         kind, value = self._selection
-        loaded = self._scene.loaded(*self._visible)
         if kind == "box":
             t0, t1, ranks = value
             at = self._scene.inside(t0, t1, ranks)
             span = slice(round(self._scene.ns(t0) / 1e9, 9), round(self._scene.ns(t1) / 1e9, 9))
             return Selection(at, span, tuple(ranks))
-        events = loaded.events.isel(event=find_keys(loaded.events, value if kind == "events" else []))
+        loaded = self._scene.loaded(*self._visible)
+        events = loaded.events.isel(event=np.array(self._selected_ids(), np.int64) - loaded.base)
         return Selection(events, None, tuple(sorted({int(r) for r in events["rank"].values})))
 
     @property
@@ -122,9 +123,8 @@ class Timeline(View):
         said += [f"hidden={[CLASSES[i].name for i in sorted(scene.hidden)]!r}"] if scene.hidden else []
         said += [f"search={self._search!r}"] if self._search else []
         if kind == "box":
-            box = self.selection.time
-            assert box is not None
-            said.append(f"select=slice({box.start!r}, {box.stop!r})")
+            start, stop = (round(scene.ns(t) / 1e9, 9) for t in value[:2])
+            said.append(f"select=slice({start!r}, {stop!r})")
         elif kind == "events":
             said.append(f"select={value!r}")
         said += [] if self.flows else ["flows=False"]
@@ -144,8 +144,7 @@ class Timeline(View):
             self._selection = ("events", [(int(r), int(s), int(d)) for r, s, d in what])
         else:
             self._selection = ("none", None)
-        self._tell_selection()
-        return self.selection
+        return self._tell_selection()
 
     def refresh(self) -> None:
         """Look again at a run that is being recorded."""
@@ -210,12 +209,15 @@ class Timeline(View):
             self.changed("window")
         return answer
 
-    def _selected_ids(self) -> set[int]:
+    def _selected_ids(self) -> list[int]:
+        """Ids of the events selected one by one; looked for once for what is loaded."""
         kind, value = self._selection
         if kind != "events":
-            return set()
+            return []
         loaded = self._scene.loaded(*self._visible)
-        return {int(i) + loaded.base for i in find_keys(loaded.events, value)}
+        if self._ids is None or self._ids[0] != loaded.base:
+            self._ids = loaded.base, (find_keys(loaded.events, value) + loaded.base).tolist()
+        return self._ids[1]
 
     def on_describe(self, content: dict[str, Any]) -> dict[str, Any]:
         """Answer with the fields of one event."""
@@ -252,27 +254,23 @@ class Timeline(View):
             self._selection = ("none", None)
         self._tell_selection(seq=content.get("seq"))
 
-    def _tell_selection(self, seq: Any = None) -> None:
-        chosen = self.selection
-        loaded = self._scene.loaded(*self._visible)
-        ids: list[int] = []
-        if self._selection[0] == "events":
-            ids = [int(i) + loaded.base for i in find_keys(loaded.events, self._selection[1])]
-        rows = self._scene.rows_of_ranks(chosen.ranks)
-        times = (None, None)
-        if self._selection[0] == "box":
-            times = self._selection[1][:2]
+    def _tell_selection(self, seq: Any = None) -> Selection:
+        """Tell the browser and the listeners what is selected now; returns it."""
+        self._ids = None
+        chosen, (kind, value) = self.selection, self._selection
+        t0, t1 = value[:2] if kind == "box" else (None, None)
         self.tell(
             "selection",
             seq=seq,
             count=len(chosen),
             text=chosen.summary(),
-            t0=times[0],
-            t1=times[1],
-            rows=rows,
-            events=ids,
+            t0=t0,
+            t1=t1,
+            rows=self._scene.rows_of_ranks(chosen.ranks),
+            events=self._selected_ids(),
         )
         self.changed("selection")
+        return chosen
 
     def on_search(self, content: dict[str, Any]) -> dict[str, Any]:
         """Answer with the next hit."""

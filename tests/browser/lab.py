@@ -55,30 +55,9 @@ def server(folder: Path, *, home: Path, app: str = "lab"):
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "OMP_NUM_THREADS": "1",
     }
-    log = (home / "server.log").open("wb")
-    command = [
-        sys.executable,
-        "-m",
-        "jupyter",
-        app,
-        "--no-browser",
-        f"--port={port}",
-        "--ip=127.0.0.1",
-        f"--notebook-dir={folder}",
-    ]
-    process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        _wait_for(address, process, home / "server.log")
+    command = ["jupyter", app, "--no-browser", f"--port={port}", "--ip=127.0.0.1", f"--notebook-dir={folder}"]
+    with _serving(command, folder, env, log=home / "server.log", port=port, probe="/api?token=secret") as address:
         yield address
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        log.close()
 
 
 @contextmanager
@@ -86,40 +65,38 @@ def marimo(folder: Path, app: str, *, home: Path):
     """Run a marimo app; gives its address."""
     port = free_port()
     env = {**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1", "MARIMO_SKIP_UPDATE_CHECK": "1"}
-    log = (home / "marimo.log").open("wb")
-    command = [
-        sys.executable,
-        "-m",
-        "marimo",
-        "run",
-        app,
-        "--headless",
-        "--no-token",
-        f"--port={port}",
-        "--host=127.0.0.1",
-    ]
-    process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        _wait_for(address, process, home / "marimo.log", probe="/health")
+    command = ["marimo", "run", app, "--headless", "--no-token", f"--port={port}", "--host=127.0.0.1"]
+    with _serving(command, folder, env, log=home / "marimo.log", port=port, probe="/health") as address:
         yield address
-    finally:
-        process.terminate()
+
+
+@contextmanager
+def _serving(command: list[str], folder: Path, env: dict[str, str], *, log: Path, port: int, probe: str):
+    """Run a module as a server until it is no longer wanted; gives its address once it answers."""
+    address = f"http://127.0.0.1:{port}"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command], env=env, stdout=out, stderr=subprocess.STDOUT, cwd=folder
+        )
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        log.close()
+            _wait_for(f"{address}{probe}", process, log)
+            yield address
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def _wait_for(address: str, process: subprocess.Popen, log: Path, *, probe: str = "/api?token=secret") -> None:
+def _wait_for(address: str, process: subprocess.Popen, log: Path) -> None:
     limit = time.monotonic() + 90
     while time.monotonic() < limit:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended: {log.read_text()[-2000:]}")
         try:
-            urllib.request.urlopen(f"{address}{probe}", timeout=2).read()
+            urllib.request.urlopen(address, timeout=2).read()
             return
         except OSError:
             time.sleep(0.3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -13,19 +11,7 @@ from mappnb.widgets import _array_grid as grids
 from mappnb.widgets import array_view
 from mappnb.widgets._png import data_uri, palette_png
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (make chromium)")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with playwright.sync_playwright() as engine:
-        found = engine.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        )
-        yield found
-        found.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture

@@ -14,11 +14,7 @@ from browser import lab
 from mappnb.layout import Layout
 from mappnb.testing.runs import make_run
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.timeout(420),
-    pytest.mark.skipif(lab.CHROMIUM is None, reason="needs Chromium (make chromium)"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
 
 DOCS = Path(__file__).parents[2] / "docs"
 STEP_BARS = re.search(r"```python\n(.*?)```", (DOCS / "views.md").read_text(), re.S)[1]  # the documented view, followed
@@ -45,12 +41,6 @@ def folder(tmp_path_factory):
     where = tmp_path_factory.mktemp("lab")
     make_run(where / "run", layout=Layout(pp=4, dp=2), num_steps=6, num_microbatches=8, slow={5: 1.5})
     return where
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with lab.browser() as found:
-        yield found
 
 
 def opened(browser, address, notebook, *, width=1280, app="lab"):

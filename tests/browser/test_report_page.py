@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from mappnb.layout import Layout
 from mappnb.report import write_report
 from mappnb.testing.runs import make_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (make chromium)")]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with playwright.sync_playwright() as engine:
-        found = engine.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        )
-        yield found
-        found.close()
+pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from browser import timeline_page as pages
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (make chromium)")]
+import mappnb
+from mappnb.layout import Layout
+from mappnb.testing.runs import make_run
+
+pytestmark = pytest.mark.browser
 
 FORWARD, BACKWARD, WAIT = pages.CAT["forward"], pages.CAT["backward"], pages.CAT["wait"]
 MS = 1_000_000.0
 SETTLED = """() => view.state.loaded && !view.state.motion && !view.pending
   && !view.connection.isBusy('window') && view.state.window !== null"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    with playwright.sync_playwright() as engine:
-        found = engine.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        )
-        yield found
-        found.close()
 
 
 @pytest.fixture
@@ -816,3 +806,26 @@ def test_accessible(show, tmp_path, theme):
     page.wait_for_selector(".mappnb-panel[aria-label='Measured range'] dd")
     found = axe.Axe().run(page).response["violations"]
     assert [(v["id"], [n["html"][:120] for n in v["nodes"]]) for v in found] == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_exported_page(browser, tmp_path, theme):
+    """What ``Timeline.to_html`` writes: it draws, searches and selects with neither kernel nor network."""
+    run_dir = make_run(tmp_path / "run", layout=Layout(pp=4, dp=2), num_steps=3, num_microbatches=8)
+    view = mappnb.attach(run_dir).timeline()
+    path = tmp_path / "page.html"
+    view.to_html(path)
+    view.close()
+    context = browser.new_context(color_scheme=theme, viewport={"width": 1280, "height": 900}, offline=True)
+    page = context.new_page()
+    requests, errors = [], []
+    page.on("request", lambda r: requests.append(r.url) if r.url != path.as_uri() else None)
+    page.on("pageerror", lambda e: errors.append(str(e)))
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    page.goto(path.as_uri())
+    page.wait_for_function("() => document.querySelector('.mappnb-timeline').mappnbView.state.window")
+    assert page.evaluate("document.querySelector('.mappnb-timeline').mappnbView.state.window.x.length") > 100
+    page.fill(".mappnb-input", "F3")
+    page.wait_for_function("() => /\\/ *[1-9]/.test(document.querySelector('.mappnb-timeline').innerText)")
+    assert requests == [] and errors == []
+    context.close()

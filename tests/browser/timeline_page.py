@@ -13,13 +13,9 @@ import mappnb
 from mappnb.layout import Layout
 from mappnb.palette import CATEGORY_COLOURS, PHASE_COLOURS
 from mappnb.testing.runs import make_run
+from mappnb.widgets._timeline_options import PARTS
+from mappnb.widgets.view import static_text
 
-STATIC = Path(mappnb.__file__).parent / "widgets" / "static"
-PARTS = (
-    "runtime", "runtime_ui", "timeline_time", "timeline_window", "timeline_state", "timeline_look", "timeline_paint",
-    "timeline_frame", "timeline_overlay", "timeline_requests", "timeline_input", "timeline_keys", "timeline_panels",
-    "timeline_actions", "timeline", "static_kernel",
-)  # fmt: skip
 DTYPES = {"f4": "f32", "f8": "f64", "u1": "u8", "u2": "u16", "u4": "u32"}
 NO_LABEL = 2**32 - 1
 CATEGORIES = [
@@ -84,8 +80,8 @@ class ScriptedModel {
 
 
 def bundle() -> str:
-    """The parts, joined as the widget joins them."""
-    return "\n".join((STATIC / f"{p}.js").read_text(encoding="utf-8") for p in PARTS)
+    """The parts of the widget and the stand-in for its kernel."""
+    return "\n".join(static_text(part) for part in (*PARTS, "static_kernel.js"))
 
 
 def packed(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -108,7 +104,7 @@ def page_html(
     head: str = "",
 ) -> str:
     """One page with one timeline; without data its kernel is the scripted one. ``window.model``, ``view``, ``undo`` are for the test."""
-    css = (STATIC / "timeline.css").read_text(encoding="utf-8")
+    css = static_text("timeline.css")
     model = f"new StaticModel({script_json(data)}, values)" if data is not None else "new ScriptedModel(values)"
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>timeline</title>
 <meta name="viewport" content="width=device-width"><style>

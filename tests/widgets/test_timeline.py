@@ -328,6 +328,12 @@ def test_overlapping_spans_get_rows_of_their_own():
     view.close()
 
 
+def test_many_ranks_are_exported_too():
+    view = Timeline(dataset([{"rank": r, "start_ns": 10 * r, "duration_ns": 1000} for r in range(700)]))
+    assert len(view.to_html()) < 1_000_000 and view.twin_html() and not view.errors
+    view.close()
+
+
 @pytest.mark.parametrize(
     "message",
     [

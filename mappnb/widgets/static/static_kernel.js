@@ -1,25 +1,13 @@
 /*
  * Stands in for the kernel in a self-contained page: answers from data that the page holds.
  *
- * Data: {meta, labels, arrays, note?, code?}; arrays: base64 by name, little endian: row (u32), x (f64, ns since the
- * view's origin), w (f64, ns), cat (u8), label (u32; beyond the labels: none), and if wanted event (u32), flag (u8),
- * flow_from, flow_to (u32, positions of spans), flow_kind (u8). The form of a message (arrays, base64) is read too.
+ * Data: {meta, labels, arrays, base64, note?, code?}; arrays as in a message: row, x (ns since the view's origin), w (ns),
+ * cat, label (beyond the labels: none), and if wanted event, flag, flow_from, flow_to (positions of spans), flow_kind.
  * `code` may hold {start_s}, {end_s}, {row0}, {row1}.
  */
 
 const STATIC_MOST_SPANS = 20000;
 const STATIC_MOST_ROWS = 500;
-const STATIC_TYPES = { row: "u32", x: "f64", w: "f64", cat: "u8", label: "u32", event: "u32", flag: "u8", flow_from: "u32", flow_to: "u32", flow_kind: "u8" };
-
-/** The arrays of a page's data, given by name or as in a message. */
-function staticArrays(data) {
-  if (Array.isArray(data.arrays)) return decodeArrays(data, []);
-  const out = {};
-  for (const [name, text] of Object.entries(data.arrays)) {
-    if (STATIC_TYPES[name]) out[name] = typedView(ARRAY_TYPES[STATIC_TYPES[name]], bytesFromBase64(text));
-  }
-  return out;
-}
 
 /** The spans of a page and what can be asked about them. */
 class StaticData {
@@ -29,7 +17,7 @@ class StaticData {
     if (data.note) this.meta.note = [this.meta.note, data.note].filter(Boolean).join("; ");
     this.labels = data.labels || [];
     this.code = data.code || "";
-    Object.assign(this, staticArrays(data));
+    Object.assign(this, decodeArrays(data, []));
     this.size = this.row.length;
     if (!this.event) this.event = Uint32Array.from({ length: this.size }, (_, i) => i);
     if (!this.flag) this.flag = new Uint8Array(this.size);
