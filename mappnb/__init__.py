@@ -12,6 +12,7 @@ from mappnb._lazy import LAZY
 
 if TYPE_CHECKING:
     from mappnb import analysis as analysis
+    from mappnb import sched as sched
     from mappnb import testing as testing
     from mappnb import widgets as widgets
     from mappnb.capture.marks import span as span
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from mappnb.layout import Layout as Layout
     from mappnb.run import Run as Run
     from mappnb.run import attach as attach
+    from mappnb.sched.costs import Costs as Costs
+    from mappnb.sched.registry import schedule as schedule
+    from mappnb.sched.schedule import Schedule as Schedule
     from mappnb.widgets.linking import link as link
 
 __version__ = "0.1.0.dev0"
@@ -29,6 +33,10 @@ __all__ = [
     "record",
     "step",
     "span",
+    "schedule",
+    "Schedule",
+    "Costs",
+    "sched",
     "analysis",
     "testing",
     "link",

@@ -10,12 +10,14 @@ from collections.abc import Iterable
 
 __all__ = [
     "CaptureError",
+    "CostError",
     "DependencyError",
     "FormatVersionError",
     "LayoutError",
     "MappnbError",
     "NotARunError",
     "RunExistsError",
+    "ScheduleError",
     "SchemaError",
     "did_you_mean",
 ]
@@ -53,6 +55,14 @@ class LayoutError(MappnbError, ValueError):
 
 class CaptureError(MappnbError, RuntimeError):
     """A recording that cannot start: raised before step 0, never later."""
+
+
+class ScheduleError(MappnbError, ValueError):
+    """A schedule that cannot run: an unknown name, an impossible combination, a missing action, or a deadlock."""
+
+
+class CostError(MappnbError, ValueError):
+    """Costs that cannot be: negative, not a number, missing, or for another number of stages."""
 
 
 class DependencyError(MappnbError, ImportError):

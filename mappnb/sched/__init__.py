@@ -1,0 +1,22 @@
+"""Pipeline schedules as data, their simulation and their planning."""
+
+from __future__ import annotations
+
+from mappnb.sched.action import Action, Transfer, TransferKind
+from mappnb.sched.costs import Costs, Empirical
+from mappnb.sched.placement import Placement
+from mappnb.sched.registry import register, schedule, schedules
+from mappnb.sched.schedule import Schedule
+
+__all__ = [
+    "Action",
+    "Costs",
+    "Empirical",
+    "Placement",
+    "Schedule",
+    "Transfer",
+    "TransferKind",
+    "register",
+    "schedule",
+    "schedules",
+]

@@ -1,0 +1,112 @@
+"""interleaved: one forward, one backward, over several model chunks per rank (Megatron-core's interleaved schedule)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mappnb.errors import ScheduleError
+from mappnb.sched import codes
+from mappnb.sched.placement import Placement
+from mappnb.sched.registry import positive, register
+from mappnb.sched.schedule import Schedule
+
+__all__ = ["interleaved", "one_forward_one_backward", "visits"]
+
+
+@register("interleaved", chunks=None)
+def interleaved(
+    *, num_stages: int, num_microbatches: int, num_chunks: int = 1, group_size: int | None = None
+) -> Schedule:
+    """Interleaved 1F1B: groups of microbatches pass through all chunks of a rank in turn (Narayanan et al., arXiv:2104.04473, 2.2).
+
+    Parameters
+    ----------
+    num_stages, num_microbatches, num_chunks : int
+        Sizes; ``num_chunks = 1`` is plain 1F1B.
+    group_size : int, optional
+        Microbatches that pass one chunk before the next chunk's turn: Megatron's ``microbatch_group_size_per_vp_stage``. The number
+        of ranks by default. A larger one holds more activations and has longer windows for its transfers.
+
+    Raises
+    ------
+    ScheduleError
+        If the last, incomplete group would have fewer microbatches than there are ranks: it could not fill the pipeline.
+
+    Notes
+    -----
+    The order of ``get_schedule_table`` and ``get_pp_rank_microbatches`` in ``megatron.core.pipeline_parallel.schedules`` (0.16):
+    warm-up ``2 (p − 1 − r) + (v − 1) g`` forwards. For m a multiple of p and g = p the bubble is (p − 1) T / v and rank r
+    holds up to ``(2 (p − 1 − r) + (v − 1) p + 1) / v`` activations of its whole share.
+    """
+    p, m, v = num_stages // num_chunks, num_microbatches, num_chunks
+    g = p if group_size is None else positive("group_size", group_size)
+    if v > 1:
+        _check_groups(p, m, g)
+    warm_up = [min(m * v, (2 if v > 1 else 1) * (p - 1 - r) + (v - 1) * g) for r in range(p)]
+    chunk, mb = visits(m, v, g)
+    options: dict[str, object] = {} if group_size is None else {"group_size": g}
+    return one_forward_one_backward(
+        p, v, m, warm_up, forward=(chunk, mb), backward=(v - 1 - chunk, mb), name="interleaved", options=options
+    )
+
+
+def _check_groups(p: int, m: int, g: int) -> None:
+    if g < p and p > 1:
+        raise ScheduleError(
+            f"interleaved: group_size is {g} for {p} ranks; it must be at least the number of ranks, such as {p}"
+        )
+    if m < p:
+        raise ScheduleError(f"interleaved: {m} microbatches for {p} ranks; expected at least {p}, or num_chunks=1")
+    rest = m % g
+    if 0 < rest < p:
+        low, high = m - rest, m - rest + p
+        near = f"{low} or {high}" if low >= p else str(high)
+        raise ScheduleError(
+            f"interleaved: num_microbatches {m} leaves a last group of {rest}, smaller than the {p} ranks; "
+            f"take {near} microbatches, or a group_size that leaves none or at least {p}"
+        )
+
+
+def visits(m: int, v: int, g: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return (chunk, microbatch) in the order in which a rank visits them: groups of ``g`` microbatches, chunk by chunk."""
+    group = np.minimum(g, m - np.arange(0, m, g))
+    chunk = np.concatenate([np.repeat(np.arange(v), n) for n in group])
+    mb = np.concatenate([i * g + np.tile(np.arange(n), v) for i, n in enumerate(group)])
+    return chunk, mb
+
+
+def one_forward_one_backward(
+    p: int,
+    v: int,
+    m: int,
+    warm_up: list[int],
+    *,
+    forward: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    backward: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    name: str,
+    options: dict[str, object],
+) -> Schedule:
+    """Return the schedule in which each rank runs ``warm_up[r]`` forwards, then one forward and one backward in turn, then the rest.
+
+    Parameters
+    ----------
+    p, v, m : int
+        Ranks, chunks per rank, microbatches.
+    warm_up : list of int
+        Forwards before the first backward, by rank.
+    forward, backward : pair of arrays, dims (visit,)
+        (chunk, microbatch) in the order of visits, equal on all ranks.
+    """
+    n = m * v
+    rows = []
+    for r in range(p):
+        w = warm_up[r]
+        first = codes.pack(forward[0] * p + r, 0, forward[1])
+        second = codes.pack(backward[0] * p + r, 1, backward[1])
+        steady = np.stack([first[w:], second[: n - w]], axis=1).reshape(-1)
+        rows.append(np.concatenate([first[:w], steady, second[n - w :]]))
+    offsets = np.arange(p + 1, dtype=np.int64) * 2 * n
+    return Schedule.from_codes(
+        np.concatenate(rows), offsets, placement=Placement.loop(p, v), name=name, options=options
+    )
