@@ -3,10 +3,12 @@
 
 void register_recorder(nanobind::module_& m);
 void register_module_hooks(nanobind::module_& m);
+void register_schedule(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // a recorder lives as long as the process: nothing to warn of at its end
   m.doc() = "Compiled parts of mappnb; each has a pure-Python twin.";
   register_recorder(m);
   register_module_hooks(m);
+  register_schedule(m);
 }

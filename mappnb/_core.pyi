@@ -1,9 +1,11 @@
 """Compiled parts of mappnb; each has a pure-Python twin."""
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy
 import numpy.typing
+from numpy.typing import NDArray
 
 
 def record_dtype() -> numpy.dtype[numpy.void]:
@@ -150,3 +152,11 @@ class ModuleHooks:
 
     def end_tails(self) -> None:
         """End the backward of modules whose input has no gradient."""
+
+def schedule_times(codes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], stages: int, microbatches: int, mirrored_from: int, duration: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], overlap_ratio: float, latency: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], wire: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], link: Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], ships: bool, links: int, send: int, start: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], end: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> list[int]:
+    """
+    Fill start and end of every action; returns how far each rank came. See mappnb.sched.times.
+    """
+
+def one_forward_one_backward(ranks: int, chunks: int, microbatches: int, group: int, warm_up: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], codes: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """Fill the codes of an interleaved order. See mappnb.sched.interleaved."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mappnb.errors import ScheduleError
-from mappnb.sched.interleaved import one_forward_one_backward, visits
+from mappnb.sched.interleaved import one_forward_one_backward
 from mappnb.sched.registry import register
 from mappnb.sched.schedule import Schedule
 
@@ -27,7 +27,4 @@ def breadth_first(*, num_stages: int, num_microbatches: int, num_chunks: int = 1
     p, m, v = num_stages // num_chunks, num_microbatches, num_chunks
     if v > 1 and m < p:
         raise ScheduleError(f"breadth_first: {m} microbatches for {p} ranks; expected at least {p}, or num_chunks=1")
-    chunk, mb = visits(m, v, m)
-    return one_forward_one_backward(
-        p, v, m, [m * v] * p, forward=(chunk, mb), backward=(v - 1 - chunk, mb), name="breadth_first", options={}
-    )
+    return one_forward_one_backward(p, v, m, m, [m * v] * p, name="breadth_first")

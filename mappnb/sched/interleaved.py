@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from mappnb import _core
 from mappnb.errors import ScheduleError
-from mappnb.sched import codes
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import positive, register
+from mappnb.sched.registry import positive, register, too_large
 from mappnb.sched.schedule import Schedule
 
-__all__ = ["interleaved", "one_forward_one_backward", "visits"]
+__all__ = ["interleaved", "one_forward_one_backward"]
 
 
 @register("interleaved", chunks=None)
@@ -44,11 +45,8 @@ def interleaved(
     if v > 1:
         _check_groups(p, m, g)
     warm_up = [min(m * v, (2 if v > 1 else 1) * (p - 1 - r) + (v - 1) * g) for r in range(p)]
-    chunk, mb = visits(m, v, g)
-    options: dict[str, object] = {} if group_size is None else {"group_size": g}
-    return one_forward_one_backward(
-        p, v, m, warm_up, forward=(chunk, mb), backward=(v - 1 - chunk, mb), name="interleaved", options=options
-    )
+    options = {} if group_size is None else {"group_size": g}
+    return one_forward_one_backward(p, v, m, g, warm_up, name="interleaved", options=options)
 
 
 def _check_groups(p: int, m: int, g: int) -> None:
@@ -68,24 +66,15 @@ def _check_groups(p: int, m: int, g: int) -> None:
         )
 
 
-def visits(m: int, v: int, g: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return (chunk, microbatch) in the order in which a rank visits them: groups of ``g`` microbatches, chunk by chunk."""
-    group = np.minimum(g, m - np.arange(0, m, g))
-    chunk = np.concatenate([np.repeat(np.arange(v), n) for n in group])
-    mb = np.concatenate([i * g + np.tile(np.arange(n), v) for i, n in enumerate(group)])
-    return chunk, mb
-
-
 def one_forward_one_backward(
     p: int,
     v: int,
     m: int,
-    warm_up: list[int],
+    group: int,
+    warm_up: Sequence[int],
     *,
-    forward: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-    backward: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
     name: str,
-    options: dict[str, object],
+    options: Mapping[str, object] | None = None,
 ) -> Schedule:
     """Return the schedule in which each rank runs ``warm_up[r]`` forwards, then one forward and one backward in turn, then the rest.
 
@@ -93,20 +82,13 @@ def one_forward_one_backward(
     ----------
     p, v, m : int
         Ranks, chunks per rank, microbatches.
-    warm_up : list of int
+    group : int
+        Microbatches that pass one chunk before the next chunk's turn; backwards pass the chunks the other way.
+    warm_up : sequence of int
         Forwards before the first backward, by rank.
-    forward, backward : pair of arrays, dims (visit,)
-        (chunk, microbatch) in the order of visits, equal on all ranks.
     """
-    n = m * v
-    rows = []
-    for r in range(p):
-        w = warm_up[r]
-        first = codes.pack(forward[0] * p + r, 0, forward[1])
-        second = codes.pack(backward[0] * p + r, 1, backward[1])
-        steady = np.stack([first[w:], second[: n - w]], axis=1).reshape(-1)
-        rows.append(np.concatenate([first[:w], steady, second[n - w :]]))
-    offsets = np.arange(p + 1, dtype=np.int64) * 2 * n
-    return Schedule.from_codes(
-        np.concatenate(rows), offsets, placement=Placement.loop(p, v), name=name, options=options
-    )
+    too_large(name, p * v, m)
+    order = np.empty(2 * p * v * m, np.uint32)
+    _core.one_forward_one_backward(p, v, m, group, np.asarray(warm_up, np.int64), order)
+    offsets = np.arange(p + 1, dtype=np.int64) * (2 * v * m)
+    return Schedule.from_codes(order, offsets, placement=Placement.loop(p, v), name=name, options=options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mappnb.sched.interleaved import one_forward_one_backward, visits
+from mappnb.sched.interleaved import one_forward_one_backward
 from mappnb.sched.registry import register
 from mappnb.sched.schedule import Schedule
 
@@ -19,8 +19,4 @@ def one_f_one_b(*, num_stages: int, num_microbatches: int) -> Schedule:
     rank r holds at most ``min(p − r, m)`` activations.
     """
     p, m = num_stages, num_microbatches
-    chunk, mb = visits(m, 1, m)
-    warm_up = [min(m, p - 1 - r) for r in range(p)]
-    return one_forward_one_backward(
-        p, 1, m, warm_up, forward=(chunk, mb), backward=(chunk, mb), name="1f1b", options={}
-    )
+    return one_forward_one_backward(p, 1, m, m, [p - 1 - r for r in range(p)], name="1f1b")

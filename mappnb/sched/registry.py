@@ -5,12 +5,24 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from mappnb.errors import ScheduleError, did_you_mean
+from mappnb.sched.codes import MAX_MICROBATCHES, MAX_STAGES
 from mappnb.sched.schedule import Schedule
 
-__all__ = ["FAMILIES", "Family", "family", "positive", "register", "require_multiple", "schedule", "schedules"]
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "family",
+    "positive",
+    "register",
+    "require_multiple",
+    "schedule",
+    "schedules",
+    "too_large",
+]
 
 Generator = Callable[..., Schedule]
 FAMILIES: tuple[str, ...] = ("gpipe", "one_f_one_b", "interleaved", "breadth_first")
@@ -28,17 +40,15 @@ class Family(NamedTuple):
         ``build(num_stages=, num_microbatches=, num_chunks=, **options) -> Schedule``; ``num_chunks`` only where it can be chosen.
     chunks : int or None
         The number of chunks per rank, or None where it can be chosen.
+    options : tuple of str
+        Names of the options beside the sizes.
     """
 
     name: str
     build: Generator
     chunks: int | None
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Names of the options beside the sizes."""
-        known = inspect.signature(self.build).parameters
-        return tuple(n for n in known if n not in ("num_stages", "num_microbatches", "num_chunks"))
+    options: tuple[str, ...]
 
 
 _REGISTRY: dict[str, Family] = {}
@@ -48,7 +58,9 @@ def register(name: str, *, chunks: int | None = 1) -> Callable[[Generator], Gene
     """Register a generator under ``name``; ``chunks=None`` lets the number of chunks be chosen (``num_chunks`` is then passed on)."""
 
     def add(build: Generator) -> Generator:
-        _REGISTRY[name] = Family(name, build, chunks)
+        known = inspect.signature(build).parameters
+        options = tuple(n for n in known if n not in ("num_stages", "num_microbatches", "num_chunks"))
+        _REGISTRY[name] = Family(name, build, chunks, options)
         return build
 
     return add
@@ -142,6 +154,15 @@ def require_multiple(name: str, what: str, value: int, of: int, of_what: str) ->
         raise ScheduleError(f"{name}: {what} is {value}; it must be a multiple of {of_what} ({of}), such as {near}")
 
 
+def too_large(name: str, stages: int, microbatches: int) -> None:
+    """Raise ScheduleError if the sizes are beyond what the code of an action can hold."""
+    if stages > MAX_STAGES or microbatches > MAX_MICROBATCHES:
+        raise ScheduleError(
+            f"{name}: {stages} stages and {microbatches} microbatches; at most {MAX_STAGES} stages and {MAX_MICROBATCHES} microbatches"
+        )
+
+
+@cache
 def _load() -> None:
     for module in FAMILIES:
         importlib.import_module(f"mappnb.sched.{module}")
