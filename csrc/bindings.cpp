@@ -4,6 +4,8 @@
 void register_recorder(nanobind::module_& m);
 void register_module_hooks(nanobind::module_& m);
 void register_schedule(nanobind::module_& m);
+void register_policy(nanobind::module_& m);
+void register_replay(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // a recorder lives as long as the process: nothing to warn of at its end
@@ -11,4 +13,6 @@ NB_MODULE(_core, m) {
   register_recorder(m);
   register_module_hooks(m);
   register_schedule(m);
+  register_policy(m);
+  register_replay(m);
 }
