@@ -25,7 +25,17 @@ __all__ = [
 ]
 
 Generator = Callable[..., Schedule]
-FAMILIES: tuple[str, ...] = ("gpipe", "one_f_one_b", "interleaved", "breadth_first")
+FAMILIES: tuple[str, ...] = (
+    "gpipe",
+    "one_f_one_b",
+    "interleaved",
+    "breadth_first",
+    "zero_bubble",
+    "interleaved_zero_bubble",
+    "v_shape",
+    "dualpipe",
+    "disaggregated",
+)
 """Modules of this package that register schedules."""
 
 
