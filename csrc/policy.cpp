@@ -19,6 +19,7 @@ class Credits {
       : remaining_(std::move(share)),
         held_(remaining_.size(), 0.0),
         left_(std::move(actions)),
+        begun_(left_.size(), uint8_t(0)),
         free_(limit),
         limit_(limit),
         most_(remaining_.empty() ? 0.0 : *std::max_element(remaining_.begin(), remaining_.end())) {
@@ -40,7 +41,14 @@ class Credits {
   }
 
   void run(int kind, int microbatch, double takes, double frees) {
-    if (kind == 0) remaining_[microbatch] -= takes;
+    if (kind == 0) {
+      if (!begun_[microbatch]) {
+        begun_[microbatch] = true;
+        to_come_ += remaining_[microbatch];
+      }
+      remaining_[microbatch] -= takes;
+      to_come_ -= takes;
+    }
     const double change = takes - frees;
     held_[microbatch] += change;
     free_ -= change;
@@ -48,7 +56,8 @@ class Credits {
     advance();
   }
 
-  double most() const { return most_; }
+  // Whether the forwards of all that has begun, and of one microbatch more, fit without waiting for a backward.
+  bool roomy() const { return free_ - to_come_ >= most_ - kSlack * limit_; }
 
  private:
   void advance() {
@@ -57,7 +66,9 @@ class Credits {
 
   std::vector<double> remaining_, held_;
   std::vector<int> left_;
+  std::vector<uint8_t> begun_;
   double free_, limit_, most_;
+  double to_come_ = 0.0;  // forwards still to come of the microbatches that have begun
   int oldest_ = 0;
 };
 
@@ -309,7 +320,7 @@ class Runner {
   int table_of(int r) const {
     const Rank& rank = ranks_[r];
     if (p_.tables == 1 || rank.flight.value < 0) return 0;
-    return rank.flight.value > p_.threshold * rank.work.value && p_.limit[r] - rank.level >= credits_[r].most();
+    return rank.flight.value > p_.threshold * rank.work.value && credits_[r].roomy();
   }
 
   void begin(int r, int kind, int stage, int i) {

@@ -142,6 +142,8 @@ class PyCredits:
         self.held = [0.0] * len(share)
         self.free, self.limit = limit, limit
         self.most = max(share, default=0.0)
+        self.begun = [False] * len(share)
+        self.to_come = 0.0  # forwards still to come of the microbatches that have begun
         self.oldest = 0
         self._advance()
 
@@ -166,10 +168,18 @@ class PyCredits:
             covered += self.held[j]
         return len(self.left)
 
+    def roomy(self) -> bool:
+        """Return whether the forwards of all that has begun, and of one microbatch more, fit without waiting for a backward."""
+        return self.free - self.to_come >= self.most - _SLACK * self.limit
+
     def run(self, kind: int, microbatch: int, takes: float, frees: float) -> None:
         """Book an action of a microbatch."""
         if kind == 0:
+            if not self.begun[microbatch]:
+                self.begun[microbatch] = True
+                self.to_come += self.remaining[microbatch]
             self.remaining[microbatch] -= takes
+            self.to_come -= takes
         change = takes - frees
         self.held[microbatch] += change
         self.free -= change
@@ -308,12 +318,11 @@ class _Run:
         return microbatch <= self.credits[rank].bound(activation, microbatch)
 
     def _table(self, rank: int) -> int:
-        """Return which priorities hold: the second while messages take long and there is memory for a whole microbatch."""
+        """Return which priorities hold: the second while messages take long and there is room."""
         flight, work = self.flight_s[rank], self.work_s[rank]
         if len(self.p.priority) == 1 or flight is None or work is None:
             return 0
-        free = float(self.p.limit[rank]) - self.level[rank]
-        return int(flight > self.p.threshold * work and free >= self.credits[rank].most)
+        return int(flight > self.p.threshold * work and self.credits[rank].roomy())
 
     def _start(self, rank: int, a: tuple[int, int, int]) -> None:
         k, s, i = a

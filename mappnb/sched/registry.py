@@ -30,6 +30,7 @@ FAMILIES: tuple[str, ...] = (
     "one_f_one_b",
     "interleaved",
     "breadth_first",
+    "depth_first",
     "zero_bubble",
     "interleaved_zero_bubble",
     "v_shape",
