@@ -7,7 +7,7 @@ import numpy as np
 from mappnb.errors import ScheduleError, did_you_mean
 from mappnb.sched import codes
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import register
+from mappnb.sched.registry import register, too_large
 from mappnb.sched.schedule import Schedule
 
 __all__ = ["ACTIVATIONS", "fbd"]
@@ -46,6 +46,7 @@ def fbd(*, num_stages: int, num_microbatches: int, activations: str = "ship") ->
             f"fbd: activations is {activations!r}; expected one of {', '.join(ACTIVATIONS)}"
             f"{did_you_mean(activations, ACTIVATIONS)}"
         )
+    too_large("fbd", num_stages, num_microbatches)
     p, m = num_stages, num_microbatches
     stage, mb = np.arange(p)[:, None], np.arange(m)[None, :]
     orders = np.concatenate([codes.pack(stage, 0, mb), codes.pack(stage, 1, mb)])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mappnb.errors import ScheduleError
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import register, require_multiple
+from mappnb.sched.registry import register, require_multiple, too_large
 from mappnb.sched.rows import B, F, I, Row, W, from_rows
 from mappnb.sched.schedule import Schedule
 
@@ -31,10 +31,12 @@ def dualpipe(*, num_stages: int, num_microbatches: int) -> Schedule:
 
     Notes
     -----
-    F of one direction and B of the other run as a pair (:attr:`Schedule.pairs`); its time F&B is ``Costs.overlapped_s``. The bubble
-    is (p/2 − 1)(F&B + B − 3 W), with B the whole backward of a stage: exact for F = I = W and F&B = F + B; otherwise
-    the table of the paper, which counts each phase by its longest action. The peak is p + 1 activations of a stage.
+    F of one direction and B of the other run as a pair (:attr:`Schedule.pairs`); its time F&B is ``Costs.overlapped_s``. The rank that
+    idles longest does so for (p/2 − 1)(F&B + B − 3 W), with B = I + W the whole backward of a stage: exact for F = I ≥ W and any
+    F&B up to F + B, more than it idles where I is longer than F, less where I is shorter than W. The peak is p + 1 activations of a
+    stage.
     """
+    too_large("dualpipe", num_stages, num_microbatches)
     p, m = num_stages, num_microbatches
     require_multiple("dualpipe", "num_stages", p, 2, "two directions")
     require_multiple("dualpipe", "num_microbatches", m, 2, "two directions")
@@ -71,10 +73,11 @@ def dualpipe_v(*, num_stages: int, num_microbatches: int) -> Schedule:
 
     Notes
     -----
-    Described in the read-me of ``deepseek-ai/DualPipe``; the order of torch's ``ScheduleDualPipeV``. The bubble is
-    (p − 1)(F&B + B − 3 W) in the times of a chunk, exact for F = I = W and F&B = F + B. The peak is s + 1 = 2 p + 1 activations of
-    a chunk: p + 1/2 of a rank's share.
+    Described in the read-me of ``deepseek-ai/DualPipe``; the order of torch's ``ScheduleDualPipeV``. The bubble is that of
+    :func:`dualpipe` over s ranks, (p − 1)(F&B + B − 3 W) in the times of a chunk. The peak is s + 1 activations of a chunk, or p + 1/2
+    of a rank's share.
     """
+    too_large("dualpipe_v", num_stages, num_microbatches)
     p, m = num_stages // 2, num_microbatches
     if m < num_stages:
         raise ScheduleError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mappnb.errors import ScheduleError
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import register
+from mappnb.sched.registry import register, too_large
 from mappnb.sched.rows import from_rows
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.zero_bubble import delayed_weights
@@ -24,9 +24,11 @@ def interleaved_zb(*, num_stages: int, num_microbatches: int, num_chunks: int = 
     Notes
     -----
     The microbatches go through the chunks in ``m // p`` equal rounds; rank r runs ``p − 1 − r`` forwards of its share and ``(v − 1)``
-    rounds ahead, and puts r weight gradients off: the order of torch's ``ScheduleInterleavedZeroBubble``. For m a multiple of p
-    the bubble is (p − 1)(F + I − W) / v where W is no longer than F and I, and the peak p activations on every rank. One chunk is ZB-H1.
+    rounds ahead, and puts r weight gradients off: the order of torch's ``ScheduleInterleavedZeroBubble``. The bubble is
+    (p − 1)(F + I − W) / v where W is no longer than F and I. For m a multiple of p every rank holds p activations, with larger rounds of g
+    microbatches ``p + (v − 1)(g − p) / v``. One chunk is ZB-H1.
     """
+    too_large("interleaved_zb", num_stages, num_microbatches)
     p, m, v = num_stages // num_chunks, num_microbatches, num_chunks
     size = m if v == 1 else _round(p, m)
     visits = [(c, start + k) for start in range(0, m, size) for c in range(v) for k in range(size)]

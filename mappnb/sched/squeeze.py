@@ -136,10 +136,7 @@ def _squeeze(lanes: list[_Lane]) -> list[_Lane]:
         lane, level = lanes[r], levels[r]
         if (first_back, 0) <= (s, r) <= (last_forward, 0):
             continue
-        if t == _WEIGHT:
-            low = 1 + max(sources[r][k], lane.weights[k - 1] if k else -1)
-        else:
-            low = _earliest(lanes, r, t, k)
+        low = 1 + max(sources[r][k], lane.weights[k - 1] if k else -1) if t == _WEIGHT else _earliest(lanes, r, t, k)
         if t < 2:
             low = max(low, _room(level, low, s, limit))
         new = next((q for q in range(low, s) if q not in taken[r]), s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import register
+from mappnb.sched.registry import register, too_large
 from mappnb.sched.rows import F, I, Row, W, from_rows
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.squeeze import PERIOD, Block, squeezed
@@ -21,6 +21,7 @@ def zb_v(*, num_stages: int, num_microbatches: int) -> Schedule:
     the step takes (p − 1) F / 2 longer than its work. Every rank holds p activations. The order of torch's
     ``ScheduleZBVZeroBubble``.
     """
+    too_large("zb_v", num_stages, num_microbatches)
     p, m = num_stages // 2, num_microbatches
     return from_rows([_zb_v_row(p, m, r) for r in range(p)], placement=Placement.wave(p), name="zb_v")
 
@@ -58,7 +59,7 @@ def v_half(*, num_stages: int, num_microbatches: int) -> Schedule:
     two slots later, the other two one slot. The peak is ``(p + 2) // 2`` activations. For equal F, I and W the bubble of one
     rank is 0.278, 0.405 and 0.456 of (p − 1) T for 4, 8 and 16 ranks, with at least 2 p microbatches.
     """
-    return _from_block("v_half", num_stages // 2, num_microbatches, 2)
+    return _from_block("v_half", num_stages, num_microbatches, 2)
 
 
 @register("v_min", chunks=2)
@@ -71,10 +72,12 @@ def v_min(*, num_stages: int, num_microbatches: int) -> Schedule:
     ``(p + 4) // 3`` activations. For equal F, I and W the bubble of one rank is 0.611, 0.643 and 0.656 of (p − 1) T for 4, 8 and 16
     ranks, with at least 2 p microbatches. For unequal ones it grows with the number of microbatches, past 1F1B's.
     """
-    return _from_block("v_min", num_stages // 2, num_microbatches, 1)
+    return _from_block("v_min", num_stages, num_microbatches, 1)
 
 
-def _from_block(name: str, p: int, m: int, step: int) -> Schedule:
+def _from_block(name: str, stages: int, m: int, step: int) -> Schedule:
+    too_large(name, stages, m)
+    p = stages // 2
     return from_rows(squeezed(_block(p, step), m), placement=Placement.wave(p), name=name)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mappnb.errors import ScheduleError
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import register
+from mappnb.sched.registry import register, too_large
 from mappnb.sched.rows import F, I, Row, W, from_rows
 from mappnb.sched.schedule import Schedule
 
@@ -19,16 +19,14 @@ def zb_h1(*, num_stages: int, num_microbatches: int) -> Schedule:
 
     Notes
     -----
-    The bubble is (p − 1)(F + I − W) against 1F1B's (p − 1)(F + I + W), both on one rank and of the whole step, where W is no longer than F
-    and I; with a latency c and equal F, I and W it is longer by 4 (p − 1) c. Rank r holds at most p − r activations and the
-    parts held for W of r more, so never more than 1F1B's rank 0.
+    The bubble is (p − 1)(F + I − W) against 1F1B's (p − 1)(F + I + W), where W is no longer than F and I; with a latency c and equal
+    F, I and W it is longer by 4 (p − 1) c. Rank r holds at most p − r activations and of r more the part that W needs, so
+    never more than rank 0 of 1F1B.
     """
+    too_large("zb_h1", num_stages, num_microbatches)
     p, m = num_stages, num_microbatches
-    visits = [(0, mb) for mb in range(m)]
-    rows = [
-        delayed_weights([(r, mb) for _, mb in visits], [(r, mb) for _, mb in visits], warm_up=p - 1 - r, delay=r)
-        for r in range(p)
-    ]
+    visits = [[(r, mb) for mb in range(m)] for r in range(p)]
+    rows = [delayed_weights(v, v, warm_up=p - 1 - r, delay=r) for r, v in enumerate(visits)]
     return from_rows(rows, placement=Placement.loop(p), name="zb_h1")
 
 
@@ -43,19 +41,18 @@ def zb_h2(*, num_stages: int, num_microbatches: int) -> Schedule:
 
     Notes
     -----
-    The bubble of one rank, from its first start to its last end, is (p − 1)(F + I − 2 W), none for equal F, I and W (2 (p − 1) c with a latency
-    c): the ranks end one after the other as they began, which no optimizer step that waits for all ranks allows. The peak is
-    2 p − 1 activations.
+    From its first start to its last end a rank has a bubble of (p − 1)(F + I − 2 W) where W is no longer than F and I; with a
+    latency c and equal F, I and W it is 2 (p − 1) c. The ranks end one after the other as they began, so that an optimizer step that
+    waits for all of them (for the norm of the gradient) brings a bubble back. Every rank holds up to 2 p − 1 activations.
     """
+    too_large("zb_h2", num_stages, num_microbatches)
     p, m = num_stages, num_microbatches
     if m < 2 * p - 1:
         raise ScheduleError(
             f"zb_h2: {m} microbatches for {p} ranks; expected at least 2 p - 1 = {2 * p - 1}, or take zb_h1"
         )
-    rows = [
-        delayed_weights([(r, k) for k in range(m)], [(r, k) for k in range(m)], warm_up=2 * (p - 1 - r), delay=2 * r)
-        for r in range(p)
-    ]
+    visits = [[(r, mb) for mb in range(m)] for r in range(p)]
+    rows = [delayed_weights(v, v, warm_up=2 * (p - 1 - r), delay=2 * r) for r, v in enumerate(visits)]
     return from_rows(rows, placement=Placement.loop(p), name="zb_h2")
 
 

@@ -1,5 +1,8 @@
 """The simulator that the tests of the families use; one place to put another one in."""
 
+import numpy as np
+
+from mappnb.sched import codes
 from mappnb.sched.costs import Costs
 from mappnb.sched.reference import times_reference
 
@@ -17,8 +20,14 @@ def times(schedule, cost):
 def bubbles(schedule, cost):
     """(makespan, longest span from the first start to the last end of one rank)."""
     start, end = times(schedule, cost)
-    at = schedule.offsets[:-1]
-    import numpy as np
-
-    first, last = np.minimum.reduceat(start, at), np.maximum.reduceat(end, at)
+    first = np.minimum.reduceat(start, schedule.offsets[:-1])
+    last = np.maximum.reduceat(end, schedule.offsets[:-1])
     return float(last.max() - first.min()), float((last - first).max())
+
+
+def idle(schedule, cost):
+    """Time in which each rank runs nothing; a pair counts once."""
+    start, end = times(schedule, cost)
+    second = np.concatenate(([False], codes.paired(schedule.codes)[:-1]))
+    busy = np.add.reduceat(np.where(second, 0.0, end - start), schedule.offsets[:-1])
+    return end.max() - start.min() - busy

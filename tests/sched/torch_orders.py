@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from mappnb.sched.action import Action
 from mappnb.terms import Kind
 
-
 KINDS = {k.value for k in Kind}
 
 
