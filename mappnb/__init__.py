@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mappnb.sched.costs import Costs as Costs
     from mappnb.sched.registry import schedule as schedule
     from mappnb.sched.schedule import Schedule as Schedule
+    from mappnb.sched.simulate import simulate as simulate
     from mappnb.widgets.linking import link as link
 
 __version__ = "0.1.0.dev0"
@@ -36,6 +37,7 @@ __all__ = [
     "schedule",
     "Schedule",
     "Costs",
+    "simulate",
     "sched",
     "analysis",
     "testing",
@@ -52,7 +54,7 @@ def __getattr__(name: str) -> Any:
     if name not in LAZY:
         raise AttributeError(f"module 'mappnb' has no attribute {name!r}")
     module, attribute = LAZY[name]
-    if name in ("attach", "Run", "analysis", "widgets"):
+    if name in ("attach", "Run", "analysis", "widgets", "simulate"):
         importlib.import_module("mappnb.accessor")  # makes ds.mapp known to xarray
         importlib.import_module("mappnb.array_accessor")  # and da.mapp
     found = importlib.import_module(module)

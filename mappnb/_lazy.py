@@ -13,6 +13,7 @@ LAZY: dict[str, tuple[str, str]] = {
     "schedule": ("mappnb.sched.registry", "schedule"),
     "Schedule": ("mappnb.sched.schedule", "Schedule"),
     "Costs": ("mappnb.sched.costs", "Costs"),
+    "simulate": ("mappnb.sched.simulate", "simulate"),
     "sched": ("mappnb.sched", ""),
     "Layout": ("mappnb.layout", "Layout"),
     "MappnbError": ("mappnb.errors", "MappnbError"),

@@ -117,7 +117,7 @@ class Graph:
         source, target = np.asarray(source, np.int64), np.asarray(target, np.int64)
         order = np.argsort(target, kind="stable")
         offsets = np.zeros(len(duration_s) + 1, np.int64)
-        np.cumsum(np.bin_count(target, minlength=len(duration_s)), out=offsets[1:])
+        np.cumsum(np.bincount(target, minlength=len(duration_s)), out=offsets[1:])
         lag = np.broadcast_to(np.asarray(lag_s, np.float64), source.shape)
         return cls(
             np.ascontiguousarray(duration_s, np.float64),

@@ -7,6 +7,8 @@ from mappnb.sched.costs import Costs, Empirical
 from mappnb.sched.placement import Placement
 from mappnb.sched.registry import register, schedule, schedules
 from mappnb.sched.schedule import Schedule
+from mappnb.sched.simulate import monte_carlo, simulate
+from mappnb.sched.stragglers import Straggler
 
 __all__ = [
     "Action",
@@ -14,9 +16,12 @@ __all__ = [
     "Empirical",
     "Placement",
     "Schedule",
+    "Straggler",
     "Transfer",
     "TransferKind",
+    "monte_carlo",
     "register",
     "schedule",
     "schedules",
+    "simulate",
 ]

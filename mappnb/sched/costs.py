@@ -133,6 +133,10 @@ class Costs:
                     raise CostError(f"send is {value!r}; expected one of {', '.join(SEND_MODES)}")
             elif value is not None:
                 _check(field.name, value)
+        if self.ranks_per_host is not None and (
+            self.ranks_per_host != int(self.ranks_per_host) or self.ranks_per_host < 1
+        ):
+            raise CostError(f"ranks_per_host is {self.ranks_per_host!r}; expected a whole number of at least 1")
         for name in ("bandwidth", "nic_bandwidth"):
             value = getattr(self, name)
             if value is not None and (np.asarray(value, np.float64) <= 0).any():
@@ -166,6 +170,12 @@ class Costs:
         whole = float(np.mean(f) + np.mean(b)) * v
         ratio = 1.0 if self.overlapped_s is None or whole == 0 else self.overlapped_s / whole
         bandwidth = _over_ranks("bandwidth", self.bandwidth, r)
+        host = None
+        if self.ranks_per_host is not None:
+            host = np.arange(r) // int(self.ranks_per_host)
+            if self.nic_bandwidth is not None:
+                away = host[:, None] != host[None, :]
+                bandwidth = np.where(away, np.minimum(bandwidth, self.nic_bandwidth), bandwidth)
         activation = _over_stages("activation", self.activation, s, 1, None)[:, 0] / v
         held = self.activation if self.activation_weight is None else self.activation_weight
         return CostTables(
@@ -178,7 +188,12 @@ class Costs:
             reduce_s=_over_stages("reduce_s", self.reduce_s, s, 1, None)[:, 0] / v,
             activation=activation,
             activation_weight=_over_stages("activation_weight", held, s, 1, None)[:, 0] / v,
-            static_memory=np.broadcast_to(np.asarray(self.static_memory, np.float64), (r,)).copy(),
+            static_memory=_by_rank("static_memory", self.static_memory, r),
+            optimizer_s=self.optimizer_s,
+            message_bytes=self.message_bytes,
+            ship_bytes=self.ship_bytes,
+            interference=self.interference,
+            host=host,
         )
 
 
@@ -200,6 +215,10 @@ class CostTables:
         As of :class:`Costs`, of one chunk.
     static_memory : array, dims (rank,)
         As of :class:`Costs`.
+    optimizer_s, message_bytes, ship_bytes, interference : float
+        As of :class:`Costs`.
+    host : array, dims (rank,), optional
+        Host of each rank, where the ranks of a host share a network card.
     """
 
     duration_s: Floats
@@ -212,6 +231,17 @@ class CostTables:
     activation: Floats
     activation_weight: Floats
     static_memory: Floats
+    optimizer_s: float = 0.0
+    message_bytes: float = 0.0
+    ship_bytes: float = 0.0
+    interference: float = 0.0
+    host: npt.NDArray[np.int64] | None = None
+
+    @property
+    def by_events(self) -> bool:
+        """Whether messages meet in shared cards, or slow the work: the one pass of :mod:`mappnb.sched.times` cannot time that."""
+        shared = self.host is not None and bool((self.transfer_s > 0).any() or (self.ship_s > 0).any())
+        return shared or self.interference > 0
 
 
 def _check(name: str, value: Any) -> None:
@@ -266,6 +296,13 @@ def _drawn(value: Any, microbatches: int, rng: np.random.Generator | None) -> Fl
         np.full(1, float(value.mean())) if rng is None else np.asarray(value.rvs(microbatches, random_state=rng), float)
     )
     return np.maximum(drawn, 0.0)
+
+
+def _by_rank(name: str, value: Any, ranks: int) -> Floats:
+    array = np.asarray(value, np.float64)
+    if array.ndim and array.shape != (ranks,):
+        raise CostError(f"{name}: shape {array.shape}; the schedule has {ranks} ranks: expected ({ranks},) or a number")
+    return np.array(np.broadcast_to(array, (ranks,)), np.float64)
 
 
 def _over_ranks(name: str, value: Any, ranks: int) -> Floats:

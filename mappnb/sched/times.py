@@ -85,8 +85,11 @@ def times(
 
     Notes
     -----
-    One pass, linear in the number of actions. Equal to :func:`mappnb.sched.reference.times_reference` to the last bit.
+    One pass, linear in the number of actions. Equal to :func:`mappnb.sched.reference.times_reference` to the last bit. Costs with
+    shared network cards or interference go through the replay engine instead (:mod:`mappnb.sched.graph`).
     """
+    if costs.by_events:
+        return _by_events(sched, costs, out)
     n = len(sched)
     start, end = out if out is not None else (np.empty(n), np.empty(n))
     where = where or hops(sched, costs)
@@ -112,6 +115,17 @@ def times(
     if stuck:
         at = ", ".join(f"rank {r} at {c.decode(sched.codes[done[r] : done[r] + 1])[0]}" for r in stuck)
         raise ScheduleError(f"deadlock: {at}; Schedule.validate() shows the cycle")
+    return start, end
+
+
+def _by_events(sched: Schedule, costs: CostTables, out: tuple[Floats, Floats] | None) -> tuple[Floats, Floats]:
+    from mappnb.sched.graph import build
+
+    built = build(sched, costs)
+    start, end = built.action_times(built.run())
+    if out is not None:
+        out[0][:], out[1][:] = start, end
+        return out
     return start, end
 
 
