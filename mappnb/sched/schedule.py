@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from mappnb.sched import codes as c
 from mappnb.sched.action import Action, Transfer
 from mappnb.sched.placement import Placement
 from mappnb.terms import Kind
+
+if TYPE_CHECKING:
+    from mappnb.sched.costs import Costs, CostTables
 
 __all__ = ["Schedule"]
 
@@ -179,22 +182,44 @@ class Schedule:
         return frozenset(needed)
 
     # --------------------------------------------------------------------------------------------- what it can do
-    def validate(self) -> Schedule:
+    def validate(
+        self,
+        *,
+        sends: str = "buffered",
+        costs: Costs | CostTables | None = None,
+        memory_limit: npt.ArrayLike | None = None,
+    ) -> Schedule:
         """Check that the schedule can run, and return it.
+
+        Parameters
+        ----------
+        sends : str
+            ``"buffered"``: a send in :attr:`communications` is done at once. ``"rendezvous"``: it holds its rank until the receive
+            has begun.
+        costs : Costs or CostTables, optional
+            Says what activations and static memory take; without it an activation of a rank's whole share counts 1.
+        memory_limit : number or array, dims (rank,), optional
+            Memory that each rank has, in the unit of the costs; not checked without it.
 
         Raises
         ------
         ScheduleError
-            At the first fault: a missing, doubled or misplaced action, a deadlock (its cycle is shown), or messages that one side
-            sends in another order than the other side receives them.
+            At the first fault: a missing, doubled or misplaced action, a deadlock (its cycle is shown), messages that one side
+            sends in another order than the other side receives them, or more memory than the limit.
         """
         from mappnb.sched.validate import validate
 
-        validate(self)
+        validate(self, sends=sends, costs=costs, memory_limit=memory_limit)
         return self
 
     def with_communications(self) -> Schedule:
-        """Return the same schedule with its sends and receives in :attr:`communications`."""
+        """Return the same schedule with its sends and receives in :attr:`communications`.
+
+        Raises
+        ------
+        ScheduleError
+            If the order of actions cannot run.
+        """
         from mappnb.sched.communications import add_communications
 
         return add_communications(self)
@@ -213,7 +238,7 @@ class Schedule:
 
         text = to_csv(self, communications=communications)
         if path is not None:
-            Path(path).write_text(text)
+            Path(path).write_text(text, encoding="utf-8", newline="\n")
         return text
 
     @classmethod
@@ -225,12 +250,12 @@ class Schedule:
         source : path or str
             A file, or text that holds a line break or comma.
         placement : Placement, optional
-            Where each stage lives; read off the file by default.
+            Where each stage lives; by default each stage is where most of its forwards (and of its backwards) are.
 
         Raises
         ------
         ScheduleError
-            Names the row (rank) and column of the first fault.
+            If the file cannot be read or the schedule cannot run. Says the file, the row and rank, the column and the cell.
         """
         from mappnb.sched.csvfiles import from_csv
 
