@@ -15,7 +15,7 @@ from mappnb.sched import codes as c
 from mappnb.sched._pypolicy import Admission, Outcome, Problem, run_policy
 from mappnb.sched.costs import SEND_MODES, Costs, CostTables, Floats
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import positive
+from mappnb.sched.registry import positive, too_large
 from mappnb.sched.schedule import Schedule
 
 __all__ = ["ADMISSIONS", "ENGINES", "PolicyRun", "cost_tables", "list_schedule"]
@@ -118,13 +118,16 @@ def list_schedule(
     ScheduleError
         If the limit is too small for one microbatch, or the ranks wait for one another; the message says for what.
     CostError
-        If W would hold more than the forward made, with a limit.
+        If the costs are for other sizes, or have shared network cards or interference, which policies do not simulate; or if, with a
+        limit, W would hold more than the forward made.
     """
     positive("num_microbatches", num_microbatches)
     for what, value, known in (("admission", admission, tuple(ADMISSIONS)), ("engine", engine, ENGINES)):
         if value not in known:
             raise ScheduleError(f"unknown {what} {value!r}; known: {', '.join(known)}{did_you_mean(value, known)}")
+    too_large(name, placement.num_stages, num_microbatches)
     tables = cost_tables(costs, placement, num_microbatches)
+    _check_tables(tables, placement, num_microbatches)
     takes, frees = _memory(tables, placement)
     limit = _limits(memory_limit, placement, num_microbatches, takes, frees, admission)
     mirrored = placement.mirrored_from
@@ -178,6 +181,22 @@ def _run_native(p: Problem) -> Outcome:
         peak,
     )
     return Outcome(codes, offsets, np.array(done, np.int64), times[0], times[1], peak)
+
+
+def _check_tables(tables: CostTables, placement: Placement, microbatches: int) -> None:
+    if tables.by_events:
+        raise CostError(
+            "policies are simulated without shared network cards and interference: leave ranks_per_host and interference "
+            "out here, and time the schedule that comes of it with them"
+        )
+    kinds, stages, mbs = tables.duration_s.shape
+    found = (kinds, stages, len(tables.latency_s), len(tables.activation))
+    expected = (4, placement.num_stages, placement.num_ranks, placement.num_stages)
+    if found != expected or mbs not in (1, microbatches):
+        raise CostError(
+            f"cost tables are for {stages} stages, {len(tables.latency_s)} ranks and {mbs} microbatches; "
+            f"expected {expected[1]}, {expected[2]} and {microbatches} or 1"
+        )
 
 
 def _priorities(priority: npt.ArrayLike, stages: int, microbatches: int) -> Floats:
