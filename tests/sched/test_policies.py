@@ -1,5 +1,8 @@
 """Policies: the native engine is the plain one, the times are the simulator's, and the published points are met."""
 
+import doctest
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -321,3 +324,32 @@ def test_cost_tables_of_other_sizes_are_refused():
     tables = costs().tables(schedule("gpipe", num_stages=2, num_microbatches=2))
     with pytest.raises(CostError, match="for 2 stages, 2 ranks and 1 microbatches; expected 4"):
         simulate_policy("dfc", costs=tables, num_stages=4, num_microbatches=2)
+
+
+def test_the_page_is_true():
+    page = Path(__file__).parents[2] / "docs" / "policies.md"
+    blocks = page.read_text().replace("```python", "").replace("```", "")
+    test = doctest.DocTestParser().get_doctest(blocks, {}, "policies", str(page), 0)
+    said: list[str] = []
+    result = doctest.DocTestRunner().run(test, out=said.append)
+    assert (result.failed, result.attempted) == (0, 8), "".join(said)
+
+
+def test_numbers_of_the_page():
+    """Those of its text that the examples do not print."""
+    least = peak_activation(schedule("interleaved", **SIZES)).max()
+    found = {
+        (name, latency, limit): simulate_policy(name, costs=costs(latency), memory_limit=limit, **SIZES).makespan_s
+        for name, latency, limit in [
+            ("bfc", 0, least),
+            ("dfc", 0, least),
+            ("adaptive", 0, least),
+            ("adaptive", 1, least),
+        ]
+    }
+    assert list(found.values()) == [105.0, 53.5, 53.5, 97.0]
+    assert simulate_policy("adaptive", costs=costs(1), memory_limit=2 * least, **SIZES).makespan_s == 58.5
+    priority = policy("dfc").priorities(placement=Placement.loop(4, 2), num_microbatches=16, costs=costs())
+    priority[:, 0] += 1e9  # backwards first, no turns
+    run = list_schedule(priority, placement=Placement.loop(4, 2), num_microbatches=16, costs=costs())
+    assert abs(run.bubble_fraction - 0.179) < 0.0005
