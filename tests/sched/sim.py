@@ -4,7 +4,7 @@ import numpy as np
 
 from mappnb.sched import codes
 from mappnb.sched.costs import Costs
-from mappnb.sched.reference import times_reference
+from mappnb.sched.times import times as engine
 
 
 def costs(f=1.0, i=1.0, w=1.0, **more):
@@ -14,7 +14,7 @@ def costs(f=1.0, i=1.0, w=1.0, **more):
 
 def times(schedule, cost):
     """Start and end of every action, in the order of ``schedule.codes``."""
-    return times_reference(schedule, cost.tables(schedule))
+    return engine(schedule, cost.tables(schedule))
 
 
 def bubbles(schedule, cost):
