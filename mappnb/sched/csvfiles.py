@@ -18,7 +18,6 @@ from mappnb.sched.communications import add_communications
 from mappnb.sched.placement import Placement
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.validate import Problem, problems
-from mappnb.terms import Kind
 
 __all__ = ["from_csv", "to_csv"]
 
@@ -26,6 +25,7 @@ _CELL = re.compile(r"([0-9]{1,9})(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,9
 _PAIR = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
 _DROPPED = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*")
 _NUMBER: dict[str, int] = {str(k): i for i, k in enumerate(c.KINDS)}
+_TRANSFERS: dict[str, TransferKind] = {str(k): k for k in TransferKind}
 
 
 def to_csv(sched: Schedule, communications: bool = False) -> str:
@@ -108,16 +108,20 @@ def from_csv(source: str | os.PathLike[str], placement: Placement | None = None)
 
 
 def _text(source: str | os.PathLike[str]) -> tuple[str, str]:
-    if isinstance(source, str) and ("\n" in source or "," in source or not source.strip()):
+    if isinstance(source, str) and (
+        not source.strip() or "\n" in source or ("," in source and not os.path.isfile(source))
+    ):
         return "CSV text", source
     path = Path(source)
     try:
         return str(path), path.read_bytes().decode("utf-8-sig")
-    except OSError as err:
-        raise ScheduleError(f"cannot read {str(path)!r}: {err.strerror or err}; give a CSV file, or its text") from err
     except UnicodeDecodeError as err:
         raise ScheduleError(
             f"{path}: byte {err.start} is not UTF-8; expected text with cells such as 0F0,0B0 (save the sheet as CSV, UTF-8)"
+        ) from err
+    except (OSError, ValueError) as err:
+        raise ScheduleError(
+            f"cannot read {str(path)!r}: {getattr(err, 'strerror', None) or err}; give a CSV file, or its text"
         ) from err
 
 
@@ -149,35 +153,40 @@ class _Table:
         before = len(self.codes)
         for column, cell in enumerate(row):
             word = cell.strip()
-            if word and not _DROPPED.fullmatch(word):
-                self._cell(rank, column, word)
+            if match := _CELL.fullmatch(word):
+                self._add(rank, column, word, match)
+            elif word and not _DROPPED.fullmatch(word):
+                self._pair(rank, column, word)
         self.lengths.append(len(self.codes) - before)
 
-    def _cell(self, rank: int, column: int, word: str) -> None:
+    def _pair(self, rank: int, column: int, word: str) -> None:
         pair = _PAIR.fullmatch(word)
-        for part in pair.groups() if pair else (word,):
-            match = _CELL.fullmatch(part.strip())
-            if match is None or (pair and match[2] not in _NUMBER):
+        parts = [_CELL.fullmatch(part.strip()) for part in pair.groups()] if pair else []
+        for match in parts or (None,):
+            if match is None or match[2] not in _NUMBER:
                 raise ScheduleError(
                     f"{self._place(rank, column, word)}: cannot read it; expected <stage><F|B|I|W><microbatch> such as 0F0, "
                     "a transfer such as 0SEND_F0, a pair such as (0F1;1B0)OVERLAP_F_B, or nothing"
                 )
-            stage, kind, mb = int(match[1]), match[2], int(match[3])
-            if stage >= c.MAX_STAGES or mb >= c.MAX_MICROBATCHES:
-                raise ScheduleError(
-                    f"{self._place(rank, column, word)}: stages go from 0 to {c.MAX_STAGES - 1}, "
-                    f"microbatches from 0 to {c.MAX_MICROBATCHES - 1}"
-                )
-            self.all_cells[rank].append((column, word))
-            if kind in _NUMBER:
-                self.codes.append(mb | stage << 17 | _NUMBER[kind] << 29)
-                self.cells[rank].append((column, word))
-                self.orders[rank].append(Action(stage, Kind(kind), mb))
-            else:
-                self.transfers = True
-                self.orders[rank].append(Transfer(stage, TransferKind(kind), mb))
-        if pair:
-            self.codes[-2] |= int(c.PAIRED)
+            self._add(rank, column, word, match)
+        self.codes[-2] |= int(c.PAIRED)
+
+    def _add(self, rank: int, column: int, word: str, match: re.Match[str]) -> None:
+        stage, kind, mb = int(match[1]), match[2], int(match[3])
+        if stage >= c.MAX_STAGES or mb >= c.MAX_MICROBATCHES:
+            raise ScheduleError(
+                f"{self._place(rank, column, word)}: stages go from 0 to {c.MAX_STAGES - 1}, "
+                f"microbatches from 0 to {c.MAX_MICROBATCHES - 1}"
+            )
+        place = (column, word)
+        self.all_cells[rank].append(place)
+        if (number := _NUMBER.get(kind)) is not None:
+            self.codes.append(mb | stage << 17 | number << 29)
+            self.cells[rank].append(place)
+            self.orders[rank].append(Action(stage, c.KINDS[number], mb))
+        else:
+            self.transfers = True
+            self.orders[rank].append(Transfer(stage, _TRANSFERS[kind], mb))
 
     def drop_trailing(self) -> None:
         """Forget rows without cells at the end."""

@@ -19,6 +19,7 @@ __all__ = ["Lanes", "compute_lanes", "deadlock", "needs", "positions", "run"]
 
 Ints = npt.NDArray[np.int64]
 _SEARCHED = 128
+_SHOWN = 24
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,9 @@ def run(lanes: Lanes) -> list[int]:
     done = bytearray(lanes.starts[-1]) + b"\1"
     at, ends = lanes.starts[:-1], lanes.starts[1:]
     waiting: dict[int, list[int]] = {}
-    ready = list(range(len(at)))
+    ready = deque(range(len(at)))
     while ready:
-        lane = ready.pop()
+        lane = ready.popleft()
         i, end = at[lane], ends[lane]
         while i < end and done[first[i]] and done[second[i]]:
             if i in extra and not all(done[n] for n in extra[i]):
@@ -113,7 +114,10 @@ def run(lanes: Lanes) -> list[int]:
             i += 1
         at[lane] = i
         if i < end:
-            waiting.setdefault(next(n for n in lanes.needs(i) if not done[n]), []).append(lane)
+            need = first[i] if not done[first[i]] else second[i]
+            if done[need]:
+                need = next(n for n in extra[i] if not done[n])
+            waiting.setdefault(need, []).append(lane)
     return at
 
 
@@ -176,17 +180,20 @@ def _cycle(lanes: Lanes, at: list[int]) -> list[_Link]:
 
 def _back_to(waits: dict[int, dict[int, _Link]], start: int) -> list[_Link]:
     """Return the shortest way from ``start`` back to it, or an empty list."""
-    way: dict[int, list[_Link]] = {start: []}
+    came: dict[int, tuple[int, _Link]] = {}
     queue = deque([start])
-    while queue:
+    while queue and start not in came:
         lane = queue.popleft()
         for other, link in waits[lane].items():
-            if other == start:
-                return [*way[lane], link]
-            if other not in way:
-                way[other] = [*way[lane], link]
+            if other not in came:
+                came[other] = lane, link
                 queue.append(other)
-    return []
+    way: list[_Link] = []
+    lane = start
+    while start in came and (not way or lane != start):
+        lane, link = came[lane]
+        way.append(link)
+    return way[::-1]
 
 
 def _chain(cycle: list[_Link], lanes: Lanes, name: Callable[..., str]) -> str:
@@ -202,6 +209,8 @@ def _chain(cycle: list[_Link], lanes: Lanes, name: Callable[..., str]) -> str:
             behind = name(link.behind, whole=True)
             links.append(f"{need}, which rank {rank} runs after {behind}")
             cures.append(f"{need} before {behind} on rank {rank}")
+    if len(links) > _SHOWN:
+        links[_SHOWN - 4 : -4] = [f"… ({len(links) - _SHOWN} more) …"]
     node = cycle[0].node
     rank = lanes.lane(node)
     verb = "finish" if node in lanes.partner else "start"

@@ -145,9 +145,10 @@ def _doubled(sched: Schedule, i: int, other: int) -> Problem:
 
 def _without_gap(sched: Schedule) -> Iterator[Problem]:
     mb, stage = c.microbatch(sched.codes), c.stage(sched.codes)
-    for present, what in ((np.unique(mb), "microbatch"), (np.unique(stage), "stage")):
+    for numbers, what in ((mb, "microbatch"), (stage, "stage")):
+        present = np.flatnonzero(np.bincount(numbers))
         for gap in np.flatnonzero(np.diff(present, prepend=-1) > 1).tolist():
-            i = int(np.flatnonzero((mb if what == "microbatch" else stage) == present[gap])[0])
+            i = int(np.flatnonzero(numbers == present[gap])[0])
             missing = int(present[gap - 1]) + 1 if gap else 0
             yield _at(
                 sched,
@@ -185,6 +186,8 @@ def _complete(sched: Schedule) -> Iterator[Problem]:
 
 def _gaps(keys: Ints, size: int) -> Iterator[int]:
     """Yield the numbers below ``size`` that are not in ``keys``."""
+    if len(keys) == size and np.bincount(keys, minlength=size).max() == 1:
+        return
     edges = np.concatenate(([-1], np.unique(keys), [size]))
     for i in np.flatnonzero(np.diff(edges) > 1).tolist():
         yield from range(int(edges[i]) + 1, int(edges[i + 1]))

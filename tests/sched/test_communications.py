@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 
 import pytest
@@ -183,6 +184,63 @@ def test_a_fault_is_found_exactly_when_the_transfers_cannot_run(data):
     )
     found = problems(changed, sends="rendezvous" if rendezvous else "buffered")
     assert (not found) == runs(changed, rendezvous=rendezvous), [f.text for f in found]
+    if found and " cannot " in found[0].text:
+        check_cycle(changed, found[0].text, rendezvous=rendezvous)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), rendezvous=st.booleans())
+def test_a_deadlock_of_transfers_is_shown_as_a_cycle(data, rendezvous):
+    """Receives are put as late as can be, in their order: that is right for buffered sends only."""
+    full = add_communications(data.draw(good()))
+    rows = []
+    for row in full.communications:
+        held, out = [], []
+        for x in row:
+            if isinstance(x, Transfer) and x.kind not in SENDS:
+                held.append(x)
+                continue
+            kind = TransferKind.RECV_F if x.kind is Kind.FORWARD else TransferKind.RECV_B
+            if isinstance(x, Action) and (mine := Transfer(x.stage, kind, x.microbatch)) in held:
+                while mine in held:
+                    early = held.pop(0)
+                    out.insert(len(out), early)
+            out.append(x)
+        rows.append(out)
+    pairs = full.pairs
+    late = Schedule(full.ranks, placement=full.placement, pairs=pairs, recompute=full.recompute, communications=rows)
+    found = problems(late, sends="rendezvous" if rendezvous else "buffered")
+    assert (not found) == runs(late, rendezvous=rendezvous)
+    assert rendezvous or pairs or not found
+    if found and " cannot " in found[0].text:
+        check_cycle(late, found[0].text, rendezvous=rendezvous)
+
+
+def check_cycle(sched: Schedule, text: str, *, rendezvous: bool) -> None:
+    """Assert that the chain in a message is a cycle of needs, messages and program order."""
+    m = re.match(
+        r"rank (\d+) cannot (start|finish) (\S+) \(position (\d+)\): it needs (.*)\. To break the cycle, ",
+        text.replace("\n", " "),
+    )
+    at = {x: (r, i) for r, row in enumerate(sched.communications) for i, x in enumerate(row)}
+    begin = unit = [parse(w) for w in m[3].strip("()").split(";")]
+    assert at[unit[0]] == (int(m[1]), int(m[4]))
+    for link in re.split(r",\s+which needs ", m[5]):
+        need, _, how = link.partition(", which ")
+        need = parse(need)
+        if isinstance(need, Action):
+            assert any(need in sched.needs(a) for a in unit)
+        else:
+            assert [need.other] == unit and (rendezvous or need.kind in SENDS)
+        if behind := re.fullmatch(r"rank (\d+) runs after (\S+)", how):
+            unit = [parse(w) for w in behind[2].strip("()").split(";")]
+            assert at[need][0] == at[unit[0]][0] == int(behind[1])
+            assert at[unit[-1]][1] < at[need][1]
+        elif how:
+            unit = [parse(how.removeprefix("starts together with ")), need]
+        else:
+            unit = [need, *(b for b in begin[1:] if need == begin[0])]
+    assert unit == begin
 
 
 def test_no_transfer_between_stages_of_one_rank():

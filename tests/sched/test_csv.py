@@ -119,6 +119,11 @@ def test_files_that_cannot_be_read(tmp_path):
         ScheduleError, match=r"cannot read '.*none.csv': No such file or directory; give a CSV file, or its text"
     ):
         from_csv(tmp_path / "none.csv")
+    with pytest.raises(ScheduleError, match=r"cannot read '0F0\\x00': embedded null byte"):
+        from_csv("0F0\0")
+    path = tmp_path / "with, comma.csv"
+    path.write_text("0F0,0B0")
+    assert len(from_csv(str(path))) == 2
     path = tmp_path / "plan.csv"
     path.write_bytes("0F0,0B0\n".encode("utf-16"))
     with pytest.raises(ScheduleError, match=r"plan.csv: byte 0 is not UTF-8"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mappnb.errors import ScheduleError
 from mappnb.sched import Action, Costs, Placement, Schedule, schedule, schedules
+from mappnb.sched.codes import PAIRED
 from mappnb.sched.registry import family
 from mappnb.sched.validate import problems, validate
 from mappnb.terms import Kind
@@ -253,6 +254,25 @@ def test_a_long_cycle_is_one_line_per_need():
     found = problems(bad)[0]
     assert "it needs 5F0,\n  which needs 4F0,\n" in found.text
     assert check_cycle(bad, found.text) == p
+
+
+def test_a_very_long_cycle_is_cut():
+    p = 1024
+    ranks = [[Action(s, F, 0), Action(s + p, F, 0), Action(s + p, B, 0), Action(s, B, 0)] for s in range(p)]
+    ranks[0][:2] = ranks[0][1::-1]
+    start = time.process_time()
+    text = problems(Schedule(ranks))[0].text
+    assert "\n  which needs … (1000 more) …,\n" in text and len(text) < 1000
+    assert time.process_time() - start < 5
+
+
+def test_a_pair_is_of_two():
+    three = order("0F0 0F1 0B0 0B1", pairs=[(0, 0), (0, 1)])
+    assert "rank 0, position 1: 0F1 is in a pair that is not of two" in problems(three)[0].text
+    codes = three.codes & ~PAIRED
+    codes[3] |= PAIRED
+    last = Schedule.from_codes(codes, np.array([0, 4]), placement=Placement.loop(1))
+    assert "rank 0, position 3: 0B1 is in a pair that is not of two" in problems(last)[0].text
 
 
 # ------------------------------------------------------------------------------------------------------------ memory
