@@ -41,6 +41,26 @@ void check_finite(const double* values, size_t n, const char* what) {
   require(std::all_of(values, values + n, [](double x) { return std::isfinite(x); }), what);
 }
 
+// The C++ run trusts its input: whatever would make it read or write elsewhere, or never end, is refused here.
+void check_problem(const PolicyProblem& p, Array<const int32_t, 3> where, Array<const double, 3> duration,
+                   Array<const double, 3> links, Array<const double, 4> priority, Array<const double, 3> memory,
+                   Array<const int64_t, 1> offsets) {
+  const size_t stages = where.shape(2), mbs = size_t(p.microbatches), ranks = size_t(p.ranks);
+  require(where.shape(0) == 2 && where.shape(1) == 2 && stages >= 1 && p.microbatches >= 1, "where: shape");
+  require(stages <= 4096 && mbs <= 131072, "more stages or microbatches than a code holds");
+  require(duration.size() == 4 * stages * (p.by_microbatch ? mbs : 1), "duration: shape");
+  require(links.shape(0) == 3 && links.shape(1) == ranks && links.shape(2) == ranks, "links: shape");
+  require((p.tables == 1 || p.tables == 2) && priority.size() == p.tables * 4 * stages * mbs, "priority: shape");
+  require(memory.shape(0) == 2 && memory.size() == 8 * stages, "memory: shape");
+  require(offsets.shape(0) == ranks + 1, "offsets: shape");
+  require(p.send >= 0 && p.send <= 2, "send: expected 0, 1 or 2");
+  require(p.admission == mappnb::Admit::kNone || p.admission == mappnb::Admit::kCredits, "admission: expected 0 or 1");
+  check_offsets(p);
+  check_finite(duration.data(), duration.size(), "duration: not finite");
+  check_finite(links.data(), links.size(), "links: not finite");
+  check_finite(priority.data(), priority.size(), "priority: not finite");
+}
+
 std::vector<int64_t> policy_run(Array<const int32_t, 3> where, int64_t mirrored_from, int microbatches, bool split,
                                 Array<const double, 3> duration, Array<const double, 3> links, int send,
                                 Array<const double, 4> priority, double threshold, bool alternate,
@@ -56,36 +76,25 @@ std::vector<int64_t> policy_run(Array<const int32_t, 3> where, int64_t mirrored_
   p.split = split;
   p.duration = duration.data();
   p.by_microbatch = duration.shape(2) > 1;
-  const size_t stages = where.shape(2), mbs = size_t(microbatches), ranks = limit.shape(0), n = codes.shape(0);
   p.latency = links.data();
-  p.transfer = p.latency + ranks * ranks;
-  p.ship = p.transfer + ranks * ranks;
+  p.transfer = p.latency + p.ranks * p.ranks;
+  p.ship = p.transfer + p.ranks * p.ranks;
   p.send = send;
   p.priority = priority.data();
   p.tables = int(priority.shape(0));
   p.threshold = threshold;
   p.alternate = alternate;
   p.takes = memory.data();
-  p.frees = p.takes + 4 * stages;
+  p.frees = p.takes + 4 * p.stages;
   p.limit = limit.data();
   p.admission = mappnb::Admit(admission);
   p.offsets = offsets.data();
-  require(where.shape(0) == 2 && where.shape(1) == 2 && stages >= 1 && microbatches >= 1, "where: shape");
-  require(stages <= 4096 && mbs <= 131072, "more stages or microbatches than a code holds");
-  require(duration.size() == 4 * stages * (p.by_microbatch ? mbs : 1), "duration: shape");
-  require(links.shape(0) == 3 && links.shape(1) == ranks && links.shape(2) == ranks, "links: shape");
-  require((p.tables == 1 || p.tables == 2) && priority.size() == p.tables * 4 * stages * mbs, "priority: shape");
-  require(memory.shape(0) == 2 && memory.size() == 8 * stages, "memory: shape");
-  require(offsets.shape(0) == ranks + 1, "offsets: shape");
-  check_offsets(p);
-  require(size_t(p.offsets[ranks]) == n && times.shape(0) == 2 && times.shape(1) == n, "codes, times: shape");
-  require(peak.shape(0) == ranks && send >= 0 && send <= 2 && admission >= 0 && admission <= 1,
-          "peak, send, admission");
-  check_finite(duration.data(), duration.size(), "duration: not finite");
-  check_finite(links.data(), links.size(), "links: not finite");
-  check_finite(priority.data(), priority.size(), "priority: not finite");
+  check_problem(p, where, duration, links, priority, memory, offsets);
+  require(size_t(p.offsets[p.ranks]) == codes.shape(0), "codes: shape");
+  require(times.shape(0) == 2 && times.shape(1) == codes.shape(0), "times: shape");
+  require(peak.shape(0) == size_t(p.ranks), "peak: shape");
   nb::gil_scoped_release unlocked;
-  return run_policy(p, PolicyResult{codes.data(), times.data(), times.data() + n, peak.data()});
+  return run_policy(p, PolicyResult{codes.data(), times.data(), times.data() + codes.shape(0), peak.data()});
 }
 
 }  // namespace

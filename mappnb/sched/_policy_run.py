@@ -58,14 +58,16 @@ class PolicyRun:
         return 1.0 - busy / whole if whole else 0.0
 
 
-def cost_tables(costs: Costs | CostTables, placement: Placement, num_microbatches: int) -> CostTables:
+def cost_tables(
+    costs: Costs | CostTables, placement: Placement, num_microbatches: int, *, recompute: bool = False
+) -> CostTables:
     """Return the costs as arrays for a placement, before there is a schedule."""
     if isinstance(costs, CostTables):
         return costs
     last = c.pack([placement.num_stages - 1], [0], [num_microbatches - 1])  # enough to tell the sizes
     offsets = np.full(placement.num_ranks + 1, 1, np.int64)
     offsets[0] = 0
-    return costs.tables(Schedule.from_codes(last, offsets, placement=placement))
+    return costs.tables(Schedule.from_codes(last, offsets, placement=placement, recompute=recompute))
 
 
 def list_schedule(
@@ -79,6 +81,7 @@ def list_schedule(
     threshold: float = np.inf,
     memory_limit: float | npt.ArrayLike | None = None,
     admission: str = "credits",
+    recompute: bool = False,
     name: str = "list",
     options: Mapping[str, Any] | None = None,
     engine: str = "native",
@@ -108,7 +111,7 @@ def list_schedule(
     admission : str
         ``"credits"``: a forward begins only if every microbatch can still be finished (see ``docs/policies.md``). ``"none"``: it
         begins if it fits, which may end in a deadlock.
-    name, options
+    recompute, name, options
         Of the schedule that is returned.
     engine : str
         ``"native"``, or ``"python"`` for its plain twin.
@@ -126,7 +129,7 @@ def list_schedule(
         if value not in known:
             raise ScheduleError(f"unknown {what} {value!r}; known: {', '.join(known)}{did_you_mean(value, known)}")
     too_large(name, placement.num_stages, num_microbatches)
-    tables = cost_tables(costs, placement, num_microbatches)
+    tables = cost_tables(costs, placement, num_microbatches, recompute=recompute)
     _check_tables(tables, placement, num_microbatches)
     takes, frees = _memory(tables, placement)
     limit = _limits(memory_limit, placement, num_microbatches, takes, frees, admission)
@@ -153,7 +156,9 @@ def list_schedule(
     out = run_policy(problem) if engine == "python" else _run_native(problem)
     if (out.done < np.diff(out.offsets)).any():
         raise ScheduleError(_stuck(problem, out, name, admission))
-    sched = Schedule.from_codes(out.codes, out.offsets, placement=placement, name=name, options=options)
+    sched = Schedule.from_codes(
+        out.codes, out.offsets, placement=placement, name=name, options=options, recompute=recompute
+    )
     return PolicyRun(sched, out.start, out.end, out.peak)
 
 

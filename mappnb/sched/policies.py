@@ -108,7 +108,15 @@ def policy(name: str, *, schedule: Schedule | None = None, threshold: float = 0.
 
 
 def hint(schedule: Schedule) -> Policy:
-    """Return the policy that takes, of what is ready, the first in ``schedule``, and so waits for nothing that is late."""
+    """Return the policy that takes, of what is ready, the first in ``schedule``, and so waits for nothing that is late.
+
+    Actions that the schedule overlaps in pairs run one after the other.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule is not valid.
+    """
     return Policy("hint", schedule=schedule.validate())
 
 
@@ -151,7 +159,8 @@ def simulate_policy(
     where, microbatches = _sizes(found.schedule, num_stages, num_microbatches, num_chunks, placement)
     if split is None:
         split = found.schedule is not None and bool((c.kind(found.schedule.codes) == _I).any())
-    tables = cost_tables(costs, where, microbatches)
+    recompute = found.schedule is not None and found.schedule.recompute
+    tables = cost_tables(costs, where, microbatches, recompute=recompute)
     return list_schedule(
         found.priorities(placement=where, num_microbatches=microbatches, costs=tables, split=split),
         placement=where,
@@ -162,6 +171,7 @@ def simulate_policy(
         threshold=found.threshold,
         memory_limit=memory_limit,
         admission=admission,
+        recompute=recompute,
         name=str(found),
         options={} if memory_limit is None else {"memory_limit": memory_limit, "admission": admission},
         engine=engine,

@@ -14,6 +14,7 @@ from mappnb.sched.action import Action
 from mappnb.sched.memory import peak_activation
 from mappnb.sched.policies import POLICIES, Policy, hint, list_schedule, policy, simulate_policy
 from mappnb.sched.reference import times_reference
+from mappnb.sched.registry import family, schedules
 from mappnb.sched.times import times
 from mappnb.terms import Kind
 
@@ -283,6 +284,18 @@ def test_hint_of_a_split_schedule_runs_split():
     assert {a.kind for a in run.schedule.ranks[0]} == {Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
     whole = simulate_policy(hint(fixed), costs=costs(), split=False)
     assert {a.kind for a in whole.schedule.ranks[0]} == {Kind.FORWARD, Kind.BACKWARD}
+
+
+@pytest.mark.parametrize("name", schedules())
+def test_hint_of_every_schedule(name):
+    """Whatever its placement, split or recomputation: it runs, and the simulator times what comes of it the same."""
+    chunks = family(name).chunks or 2
+    fixed = schedule(name, num_stages=4 * chunks, num_microbatches=8, num_chunks=chunks)
+    cost = costs(0.3, message_bytes=1, bandwidth=10, ship_bytes=2)
+    run, plain = (simulate_policy(hint(fixed), costs=cost, engine=e) for e in ("native", "python"))
+    assert run.schedule == plain.schedule
+    assert (run.schedule.placement, run.schedule.recompute) == (fixed.placement, fixed.recompute)
+    np.testing.assert_array_equal(times(run.schedule, cost.tables(run.schedule))[1], run.end_s)
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
