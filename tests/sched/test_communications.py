@@ -166,7 +166,9 @@ def test_a_fault_is_found_exactly_when_the_transfers_cannot_run(data):
     r = data.draw(st.integers(0, len(rows) - 1))
     i, j = (data.draw(st.integers(0, len(rows[r]) - 1)) for _ in range(2))
     rendezvous = data.draw(st.booleans())
-    match data.draw(st.sampled_from(["nothing", "drop", "double", "swap", "swap", "neighbours", "place", "move"])):
+    match data.draw(
+        st.sampled_from(["nothing", "drop", "double", "swap", "swap", "neighbours", "place", "move", "overtake"])
+    ):
         case "drop":
             del rows[r][i]
         case "double":
@@ -177,6 +179,11 @@ def test_a_fault_is_found_exactly_when_the_transfers_cannot_run(data):
             rows[r][i - 1], rows[r][i] = rows[r][i], rows[r][i - 1]
         case "place":
             rows[r].insert(j, rows[r].pop(i))
+        case "overtake":  # one receive goes before another one
+            received = [n for n, x in enumerate(rows[r]) if isinstance(x, Transfer) and x.kind not in SENDS]
+            assume(len(received) > 1)
+            n = data.draw(st.integers(1, len(received) - 1))
+            rows[r].insert(received[n - 1], rows[r].pop(received[n]))
         case "move":
             rows[data.draw(st.integers(0, len(rows) - 1))].insert(0, rows[r].pop(i))
     changed = Schedule(
