@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mappnb.run import Run as Run
     from mappnb.run import attach as attach
     from mappnb.sched.costs import Costs as Costs
+    from mappnb.sched.fit import fit_costs as fit_costs
+    from mappnb.sched.plan import plan as plan
     from mappnb.sched.registry import schedule as schedule
     from mappnb.sched.schedule import Schedule as Schedule
     from mappnb.sched.simulate import simulate as simulate
@@ -38,6 +40,8 @@ __all__ = [
     "Schedule",
     "Costs",
     "simulate",
+    "plan",
+    "fit_costs",
     "sched",
     "analysis",
     "testing",

@@ -14,6 +14,8 @@ LAZY: dict[str, tuple[str, str]] = {
     "Schedule": ("mappnb.sched.schedule", "Schedule"),
     "Costs": ("mappnb.sched.costs", "Costs"),
     "simulate": ("mappnb.sched.simulate", "simulate"),
+    "fit_costs": ("mappnb.sched.fit", "fit_costs"),
+    "plan": ("mappnb.sched.plan", "plan"),
     "sched": ("mappnb.sched", ""),
     "Layout": ("mappnb.layout", "Layout"),
     "MappnbError": ("mappnb.errors", "MappnbError"),

@@ -126,7 +126,7 @@ class Costs:
     nic_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
+        for field in fields(Costs):
             value = getattr(self, field.name)
             if field.name == "send":
                 if value not in SEND_MODES:

@@ -1,0 +1,146 @@
+"""Schedules that really run: torch.distributed.pipelining's runtime on gloo ranks of this host, with work that only sleeps.
+
+Sleeping takes time but no processor, so that four ranks fit on two cores. The steps are recorded by mappnb, as those of a user are.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+import mappnb
+from mappnb.sched import Costs, Schedule, schedule, simulate
+from mappnb.sched.fit import fit_costs
+from mappnb.sched.measure import measure
+from mappnb.sched.replays import fit_link, replay_steps
+
+RANKS, MICROBATCHES, STEPS = 4, 8, 6
+NAMES = ("gpipe", "1f1b", "interleaved", "interleaved_zb", "zb_v")
+WORK_S = {"F": 0.060, "I": 0.072, "W": 0.048}  # of a rank's whole share for one microbatch
+
+
+class Executed(NamedTuple):
+    """A schedule, and the events of its steps on the ranks."""
+
+    name: str
+    sched: Schedule
+    events: xr.Dataset
+
+
+def build(name: str) -> Schedule:
+    """The schedule ``name`` for the ranks here; two chunks where there is a choice or the family fixes them."""
+    chunks = 1 if name in ("gpipe", "1f1b", "zb_h1") else 2
+    return schedule(name, num_stages=RANKS * chunks, num_chunks=chunks, num_microbatches=MICROBATCHES)
+
+
+def sleeping(seconds: dict[str, float], chunks: int) -> None:
+    """Give each action of torch's stages its fixed length, whatever its little tensors take."""
+    from torch.distributed.pipelining.stage import _PipelineStageBase as Base
+
+    forward, backward, weight = Base.forward_one_chunk, Base.backward_one_chunk, Base.backward_weight_one_chunk
+
+    def until(begin: float, length: float) -> None:
+        time.sleep(max(0.0, begin + length / chunks - time.perf_counter()))
+
+    def slow_forward(self, *args, **kwargs):
+        begin = time.perf_counter()
+        out = forward(self, *args, **kwargs)
+        until(begin, seconds["F"])
+        return out
+
+    def slow_backward(self, *args, **kwargs):
+        begin = time.perf_counter()
+        full = kwargs.get("full_backward", True)
+        out = backward(self, *args, **kwargs)
+        until(begin, seconds["I"] + (seconds["W"] if full else 0.0))
+        return out
+
+    def slow_weight(self, *args, **kwargs):
+        begin = time.perf_counter()
+        out = weight(self, *args, **kwargs)
+        until(begin, seconds["W"])
+        return out
+
+    Base.forward_one_chunk, Base.backward_one_chunk, Base.backward_weight_one_chunk = (
+        slow_forward,
+        slow_backward,
+        slow_weight,
+    )
+
+
+def run_rank(name: str, text: str, stages: list[int], chunks: int, run_dir: str, seconds: dict[str, float]) -> int:
+    """One rank: torch reads our CSV and runs it ``STEPS`` times, recorded."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    sleeping(seconds, chunks)
+    with mappnb.record(run_dir, plan="base"):
+        width, total = 8, RANKS * chunks
+        made = [PipelineStage(torch.nn.Linear(width, width), s, total, torch.device("cpu")) for s in stages]
+        runtime = _PipelineScheduleRuntime(made, MICROBATCHES, loss_fn=lambda out, _: out.square().mean())
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "schedule.csv"
+            path.write_text(text)
+            runtime._load_csv(str(path))
+        x = torch.ones(MICROBATCHES, width)
+        for _ in range(STEPS):
+            dist.barrier()
+            if 0 in stages:
+                runtime.step(x, target=x if total - 1 in stages else None)
+            else:
+                runtime.step(target=x if total - 1 in stages else None)
+            mappnb.step()
+    dist.destroy_process_group()
+    return rank
+
+
+def execute(name: str, folder: str | os.PathLike[str], *, seconds: dict[str, float] | None = None) -> Executed:
+    """Run a schedule on gloo ranks and return what was recorded, all steps but the first."""
+    from capture.ranks import run_ranks
+
+    sched = build(name)
+    run_dir = Path(folder) / name
+    run_ranks(one_rank, RANKS, name, sched.to_csv(), list(sched.placement.forward), sched.num_chunks, str(run_dir),
+              seconds or WORK_S, preload=("torch.distributed.pipelining", "mappnb.capture.session", "mappnb.sched"))  # fmt: skip
+    return Executed(name, sched, mappnb.attach(run_dir).sel(step=slice(1, STEPS)))
+
+
+def one_rank(name, text, forward, chunks, run_dir, seconds):
+    rank = int(os.environ["RANK"])
+    return run_rank(name, text, [s for s, r in enumerate(forward) if r == rank], chunks, run_dir, seconds)
+
+
+def spans_s(run: Executed) -> np.ndarray:
+    """First start to last end of the actions of each step, s."""
+    steps = measure(run.events, steps=slice(1, STEPS)).actions.groupby("step")
+    return ((steps.end_ns.max() - steps.start_ns.min()) / 1e9).to_numpy()
+
+
+def replay_error(run: Executed) -> pd.DataFrame:
+    """Our engine on the measured durations of each step, with the latency of the messages as recorded."""
+    costs = fit_costs(run.events, steps=slice(1, STEPS))
+    return replay_steps(
+        run.events, schedule=run.sched, steps=slice(1, STEPS), p2p_s=costs.p2p_s, launch_s=costs.launch_s
+    )
+
+
+def prediction(source: Executed, target: Executed) -> tuple[float, float]:
+    """(predicted, measured median) span of ``target`` in s, from costs that were fitted on ``source``."""
+    whole = WORK_S["I"] + WORK_S["W"]
+    costs: Costs = fit_costs(source.events, steps=slice(1, STEPS), weight_fraction=WORK_S["W"] / whole)
+    return float(simulate(target.sched, costs).makespan_s), float(np.median(spans_s(target)))
+
+
+__all__ = ["fit_costs", "NAMES", "Executed", "execute", "fit_link", "prediction", "replay_error", "spans_s"]
