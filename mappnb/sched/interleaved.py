@@ -9,7 +9,7 @@ import numpy as np
 from mappnb import _core
 from mappnb.errors import ScheduleError
 from mappnb.sched.placement import Placement
-from mappnb.sched.registry import positive, register, too_large
+from mappnb.sched.registry import positive, register, too_large, whole_number
 from mappnb.sched.schedule import Schedule
 
 __all__ = ["interleaved", "one_forward_one_backward"]
@@ -17,7 +17,12 @@ __all__ = ["interleaved", "one_forward_one_backward"]
 
 @register("interleaved", chunks=None)
 def interleaved(
-    *, num_stages: int, num_microbatches: int, num_chunks: int = 1, group_size: int | None = None
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    num_chunks: int = 1,
+    group_size: int | None = None,
+    extra_warm_up: int = 0,
 ) -> Schedule:
     """Interleaved 1F1B: groups of microbatches pass through all chunks of a rank in turn (Narayanan et al., arXiv:2104.04473, 2.2).
 
@@ -28,6 +33,9 @@ def interleaved(
     group_size : int, optional
         Microbatches that pass one chunk before the next chunk's turn: Megatron's ``microbatch_group_size_per_vp_stage``. The number
         of ranks by default. A larger one holds more activations and has longer windows for its transfers.
+
+    extra_warm_up : int
+        As of ``1f1b``: chunk forwards by which the warm-up of each rank is longer for every rank behind it.
 
     Raises
     ------
@@ -44,8 +52,20 @@ def interleaved(
     g = p if group_size is None else positive("group_size", group_size)
     if v > 1:
         _check_groups(p, m, g)
-    warm_up = [min(m * v, (2 if v > 1 else 1) * (p - 1 - r) + (v - 1) * g) for r in range(p)]
-    options = {} if group_size is None else {"group_size": g}
+    extra = whole_number("extra_warm_up", extra_warm_up)
+    if v > 1 and extra and m % g:
+        raise ScheduleError(
+            f"interleaved: extra_warm_up takes whole groups; {m} microbatches leave {m % g} beside groups of {g}: "
+            f"take {m - m % g or g} or {m - m % g + g} microbatches"
+        )
+    if v > 1 and extra and (2 + extra) * (p - 1) > 2 * g:
+        need = -(-(2 + extra) * (p - 1) // 2)
+        raise ScheduleError(
+            f"interleaved: extra_warm_up {extra} with a group_size of {g} would deadlock: rank 0 would wait for forwards that the last "
+            f"rank runs after a backward that it gets from rank 0; take a group_size of at least {need}"
+        )
+    warm_up = [((2 if v > 1 else 1) + extra) * (p - 1 - r) + (v - 1) * g for r in range(p)]
+    options = ({} if group_size is None else {"group_size": g}) | ({"extra_warm_up": extra} if extra else {})
     return one_forward_one_backward(p, v, m, g, warm_up, name="interleaved", options=options)
 
 

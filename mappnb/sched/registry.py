@@ -22,6 +22,7 @@ __all__ = [
     "schedule",
     "schedules",
     "too_large",
+    "whole_number",
 ]
 
 Generator = Callable[..., Schedule]
@@ -155,6 +156,13 @@ def positive(what: str, value: object) -> int:
     if number < 1:
         raise ScheduleError(f"{what} is {number}; expected at least 1")
     return number
+
+
+def whole_number(what: str, value: object) -> int:
+    """Return ``value`` if it is a whole number of at least 0, else raise ScheduleError."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value.__index__()) < 0:
+        raise ScheduleError(f"{what} is {value!r}; expected a whole number of at least 0")
+    return int(value.__index__())
 
 
 def require_multiple(name: str, what: str, value: int, of: int, of_what: str) -> None:
