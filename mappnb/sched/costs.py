@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from mappnb.errors import CostError
 from mappnb.sched.schedule import Schedule
+
+if TYPE_CHECKING:
+    from mappnb.sched.transformer import Device, Transformer
 
 __all__ = ["SEND_MODES", "CostTables", "Costs", "Distribution", "Empirical"]
 
@@ -141,6 +144,53 @@ class Costs:
             value = getattr(self, name)
             if value is not None and (np.asarray(value, np.float64) <= 0).any():
                 raise CostError(f"{name} is {value!r}; expected bytes/s above 0")
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Transformer,
+        *,
+        pipeline_ranks: int,
+        device: Device,
+        layer_split: Sequence[int] | None = None,
+        stage_order: str = "interleaved",
+    ) -> Costs:
+        """Return the costs of a transformer, from its sizes and the speed of the devices: what to plan with before there is a run.
+
+        Parameters
+        ----------
+        model : Transformer
+            Sizes, how it is split, what is recomputed.
+        pipeline_ranks : int
+            Ranks that share the depth.
+        device : Device
+            FLOP/s, bandwidths, latency.
+        layer_split : sequence of int, optional
+            Layers of each stage, in model order; by default every part of the depth has as many, and the costs are by layer, so that
+            they serve every number of chunks. The embedding is before the first, the output layer and the loss behind the last.
+        stage_order : str
+            ``"interleaved"`` or ``"v"``, as of :class:`mappnb.Layout`: says which rank holds the last stage.
+
+        Returns
+        -------
+        Costs
+            Times in s; ``activation``, ``activation_weight`` and ``static_memory`` in bytes.
+
+        Raises
+        ------
+        CostError
+            If there are fewer layers than ranks, or the split does not add up.
+
+        Notes
+        -----
+        FLOPs and memory of Zero Bubble (arXiv:2401.10241, Table 1) and Korthikanti et al. (arXiv:2205.05198, Table 2), extended to
+        gated MLPs, grouped queries, context parallelism and the output layer.
+        """
+        from mappnb.sched.transformer import costs_of_model
+
+        return costs_of_model(
+            model, pipeline_ranks=pipeline_ranks, device=device, layer_split=layer_split, stage_order=stage_order
+        )
 
     def tables(self, schedule: Schedule, *, rng: np.random.Generator | None = None) -> CostTables:
         """Return the costs as arrays for one schedule.

@@ -23,6 +23,7 @@ _VARIES = 2.0
 _SMALL = 0.01
 """Collectives below this fraction of the rank's largest gradient reduction are not reductions of gradients (losses, flags)."""
 _NO_RECEIVE = -2
+_KEYS = ("incarnation", "group", "source", "destination", "seq")
 _REDUCING = (Op.ALL_REDUCE, Op.REDUCE_SCATTER, Op.REDUCE)
 
 
@@ -63,7 +64,8 @@ def message_table(events: xr.Dataset) -> pd.DataFrame:
     -------
     DataFrame
         One row per message: ``source, destination`` (global ranks), ``bytes``, ``send_start_s, send_end_s, recv_start_s, recv_end_s``
-        (s from the first event), ``transfer_s`` (end of the receive after the later of the two starts), ``clear`` (the
+        (s from the first message; an asynchronous receive counts from where the program began to wait for it), ``transfer_s`` (end of the
+        receive after the later of the two starts), ``clear`` (the
         receiver was there first, so that the transfer is sure), ``ship`` (both sides are the same stage) and ``flying`` (the send did
         not block).
 
@@ -91,9 +93,30 @@ def message_table(events: xr.Dataset) -> pd.DataFrame:
             "clipped": (events["flags"].values[rows] & Flag.CLIPPED) != 0,
         }
     )
-    keys = ["incarnation", "group", "source", "destination", "seq"]
+    frame = _from_wait(events, frame, op == Op.RECV, begin)
+    keys = list(_KEYS)
     both = frame[op == Op.SEND].merge(frame[op == Op.RECV], on=keys, suffixes=("_send", "_recv"))
     return _table(events, both.loc[~both.clipped_recv])
+
+
+def _from_wait(events: xr.Dataset, frame: pd.DataFrame, receives: Array, begin: int) -> pd.DataFrame:
+    """Let asynchronous receives begin where the program began to wait for them; NaN where that is not known but could be."""
+    waits = np.flatnonzero((events.op.values == Op.WAIT) & (events.name.values == Op.RECV) & (events.seq.values >= 0))
+    if not len(waits):
+        return frame
+    start = pd.Series((events.start_ns.values[waits] - begin) / 1e9, index=_keys(events, waits, "peer", "rank"))
+    start = start[~start.index.duplicated()]
+    mine = np.flatnonzero(receives & frame.flying.to_numpy())
+    begun = start.reindex(pd.MultiIndex.from_frame(frame.loc[mine, list(_KEYS)]))
+    column = frame.start_s.to_numpy(copy=True)
+    column[mine] = begun.to_numpy()
+    return frame.assign(start_s=column)
+
+
+def _keys(events: xr.Dataset, rows: Array, source: str, destination: str) -> pd.MultiIndex:
+    """Return the identities of messages: (incarnation, group, source, destination, seq)."""
+    names = ("incarnation", "group", source, destination, "seq")
+    return pd.MultiIndex.from_arrays([events[n].values[rows].astype(np.int64) for n in names], names=_KEYS)
 
 
 def _table(events: xr.Dataset, both: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +134,7 @@ def _table(events: xr.Dataset, both: pd.DataFrame) -> pd.DataFrame:
             "send_end_s": both.end_s_send,
             "recv_start_s": both.start_s_recv,
             "recv_end_s": both.end_s_recv,
-            "transfer_s": both.end_s_recv - np.maximum(both.start_s_send, both.start_s_recv),
+            "transfer_s": both.end_s_recv - both[["start_s_send", "start_s_recv"]].max(axis=1),
             "clear": both.start_s_recv <= both.start_s_send,
             "ship": (both.stage_send == both.stage_recv) & (both.stage_send >= 0),
             "flying": both.flying_send,
@@ -225,13 +248,9 @@ def _sent_ns(events: xr.Dataset, index: Array) -> Array:
     receives = (op[index] == Op.RECV) | ((op[index] == Op.WAIT) & (name[index] == Op.RECV))
     sends = np.flatnonzero((op == Op.SEND) & (events.category.values == Category.P2P) & (events.seq.values >= 0))
 
-    def keys(rows: Array, source: str, destination: str) -> pd.MultiIndex:
-        names = ("incarnation", "group", source, destination, "seq")
-        return pd.MultiIndex.from_arrays([events[n].values[rows].astype(np.int64) for n in names])
-
-    start = pd.Series(events.start_ns.values[sends].astype(np.int64), index=keys(sends, "rank", "peer"))
+    start = pd.Series(events.start_ns.values[sends].astype(np.int64), index=_keys(events, sends, "rank", "peer"))
     start = start[~start.index.duplicated()]
-    found = start.reindex(keys(index, "peer", "rank")).fillna(-1).to_numpy(np.int64)
+    found = start.reindex(_keys(events, index, "peer", "rank")).fillna(-1).to_numpy(np.int64)
     return np.where(receives, found, _NO_RECEIVE)
 
 
