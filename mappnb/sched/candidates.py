@@ -25,6 +25,8 @@ from mappnb.sched.times import span_s, times
 __all__ = ["Candidate", "Setting", "dynamic", "named", "placements", "searched", "timed"]
 
 _RULES = ("dfc", "bfc", "critical_path", "adaptive")
+_IMPROVED = 3
+"""Orders of each placement that the local search is tried on."""
 _LIMIT_OF_SEARCH = 40_000
 """Actions beyond which no order is searched for: a search walks through all of them dozens of times."""
 
@@ -199,16 +201,15 @@ def searched(setting: Setting, costs_of: CostsOf, failed: Failed) -> Iterator[Ca
         if 3 * place.num_stages * setting.microbatches > _LIMIT_OF_SEARCH or place.num_stages > 3 * setting.ranks:
             continue
         for costs, layers in costs_of(place):
-            found: list[tuple[tuple[float, float], GreedyRule, Candidate]] = []
+            found: dict[Schedule, Candidate] = {}  # many rules make one order
             for rule in _rules():
                 try:
                     made = _walk(setting, place, costs, rule, layers)
                 except MappnbError as err:
                     failed(f"searched on {_place(place)}", err)
                     break
-                found.append((made.value(setting.objective), rule, made))
-            found.sort(key=lambda f: f[0])
-            for _, _, one in found[:2]:
+                found.setdefault(made.schedule, made)
+            for one in sorted(found.values(), key=lambda f: f.value(setting.objective))[:_IMPROVED]:
                 yield improved(setting, one)
 
 

@@ -253,7 +253,9 @@ class _Walk:
 
     def _free(self, rank: _Rank, mb: int, amount: float) -> None:
         rank.held -= amount
-        mine = rank.mine[mb]
+        mine = rank.mine.get(mb)
+        if mine is None:
+            return
         mine[0] -= amount
         if mine[0] <= 1e-12 and mine[1] <= 1e-12:
             del rank.mine[mb]

@@ -91,7 +91,7 @@ class Schedule:
     ) -> None:
         codes.setflags(write=False)
         offsets.setflags(write=False)
-        self.codes, self.offsets = codes, offsets
+        self.codes, self.offsets, self._valid = codes, offsets, False
         self.name, self.options, self.recompute = name, MappingProxyType(dict(options or {})), recompute
         self.communications = None if communications is None else tuple(tuple(r) for r in communications)
         self.placement = placement if placement is not None else _read_placement(codes, offsets)
@@ -209,7 +209,10 @@ class Schedule:
         """
         from mappnb.sched.validate import validate
 
-        validate(self, sends=sends, costs=costs, memory_limit=memory_limit)
+        plain = sends == "buffered" and memory_limit is None
+        if not (plain and self._valid):
+            validate(self, sends=sends, costs=costs, memory_limit=memory_limit)
+        self._valid = True  # whatever else was asked for, the order can run
         return self
 
     def with_communications(self) -> Schedule:

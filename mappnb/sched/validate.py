@@ -8,11 +8,12 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from mappnb import _core
 from mappnb.errors import ScheduleError
 from mappnb.sched import codes as c
 from mappnb.sched.action import Action
 from mappnb.sched.costs import Costs, CostTables, Floats
-from mappnb.sched.deadlock import compute_lanes, deadlock, run
+from mappnb.sched.deadlock import compute_lanes, deadlock
 from mappnb.sched.faults import Problem, fault
 from mappnb.sched.memory import changes, peak_activation
 from mappnb.sched.schedule import Schedule
@@ -224,9 +225,30 @@ def _in_place(sched: Schedule) -> Iterator[Problem]:
 
 def _order(sched: Schedule) -> int | None:
     """Return how many actions run before all that are left wait for ever, or None if all run."""
-    lanes = compute_lanes(sched)
-    done = sum(run(lanes)) - sum(lanes.starts[:-1])
-    return None if done == len(sched) else done
+    ships = sched.placement.backward is not None
+    shape = (3 if ships else 2, 2, sched.num_stages)
+    none, nothing = np.zeros(shape), np.empty((2, len(sched)))
+    mirrored = sched.placement.mirrored_from
+    done = _core.schedule_times(
+        sched.codes, sched.offsets, sched.num_stages, sched.num_microbatches, -1 if mirrored is None else mirrored,
+        np.zeros((4, sched.num_stages, 1)), 1.0, none, none, np.full(shape, -1, np.int32), ships, 0, 0, nothing[0], nothing[1],
+    )  # fmt: skip
+    ran = sum(done) - int(sched.offsets[:-1].sum())
+    return None if ran == len(sched) and not _weights_early(sched) else min(ran, len(sched) - 1)
+
+
+def _weights_early(sched: Schedule) -> bool:
+    """Return whether a W comes before its I, or in a pair with it: the one need that the native pass takes for granted."""
+    kind = c.kind(sched.codes)
+    if not (kind == 3).any():
+        return False
+    at = np.full((sched.num_stages, sched.num_microbatches), len(kind), np.int64)
+    inputs, weights = np.flatnonzero(kind == 2), np.flatnonzero(kind == 3)
+    stage, mb = c.stage(sched.codes), c.microbatch(sched.codes)
+    at[stage[inputs], mb[inputs]] = inputs
+    before = at[stage[weights], mb[weights]]
+    together = (before == weights - 1) & c.paired(sched.codes)[np.maximum(weights - 1, 0)]
+    return bool(((before > weights) | together).any())
 
 
 def _runs(sched: Schedule) -> Iterator[Problem]:
