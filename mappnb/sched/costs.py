@@ -345,7 +345,7 @@ def _drawn(value: Any, microbatches: int, rng: np.random.Generator | None) -> Fl
     drawn = (
         np.full(1, float(value.mean())) if rng is None else np.asarray(value.rvs(microbatches, random_state=rng), float)
     )
-    return np.maximum(drawn, 0.0)
+    return np.asarray(np.maximum(drawn, 0.0), np.float64)
 
 
 def _by_rank(name: str, value: Any, ranks: int) -> Floats:

@@ -215,7 +215,7 @@ class _Walk:
             return True
         stage = rank.weights[0][0]
         soon = min((t for t in rank.ready.values() if t > time), default=float("inf"))
-        return soon - time >= self.rule.gap * self.duration[W][stage]
+        return bool(soon - time >= self.rule.gap * self.duration[W][stage])
 
     def _run(self, r: int, kind: int, at: int, time: float) -> None:
         rank = self.ranks[r]

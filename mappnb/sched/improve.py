@@ -158,7 +158,7 @@ class _Search:
         """Return the action that ends the longest rank."""
         assert self.state is not None
         first = self.state.start[self.lo] if self.objective == "span" else 0.0
-        return self.hi[int(np.argmax(self.state.end[np.array(self.hi) - 1] - first))] - 1
+        return int(self.hi[int(np.argmax(self.state.end[np.array(self.hi) - 1] - first))]) - 1
 
     def _rank_of(self, at: int) -> int:
         return int(np.searchsorted(self.sched.offsets, at, side="right")) - 1

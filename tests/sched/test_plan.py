@@ -88,7 +88,11 @@ def test_layers_move_away_from_the_loss():
         costs, num_stages=4, num_microbatches=16, num_layers=17, schedules=("1f1b",), policies=False, trials=0
     )
     layers = table.layers[0]
-    assert sum(layers) == 17 and layers[3] <= 3 and max(np.add.reduceat(heavy, np.concatenate(([0], np.cumsum(layers)[:-1])))) == 5
+    assert (
+        sum(layers) == 17
+        and layers[3] <= 3
+        and max(np.add.reduceat(heavy, np.concatenate(([0], np.cumsum(layers)[:-1])))) == 5
+    )
     evenly = table[[x == even(17, 4) for x in table.layers]].step_s.min()
     # a rank works 5 units at most; 17 / 4 make a share: no later than if all ranks worked so much
     assert table.step_s[0] <= 3 * 5 * (16 + 3) * 4 / 17 + 1e-9 and evenly > 1.2 * table.step_s[0]
@@ -189,12 +193,6 @@ def test_greedy_orders_are_valid_and_keep_the_limit(data):
     gap, patience, later = (data.draw(choice) for _ in range(3))
     rule = GreedyRule(
         gap=gap, alternate=data.draw(st.booleans()), window=data.draw(window), patience=patience, later_patience=later
-    )
-        gap=data.draw(choice),
-        alternate=data.draw(st.booleans()),
-        window=data.draw(st.sampled_from([0.0, 1.0, np.inf])),
-        patience=data.draw(choice),
-        later_patience=data.draw(choice),
     )
     sched = greedy_order(place, m, tables, limit=limit, rule=rule).validate()
     assert (peak_activation(sched, tables) <= limit + 1e-6).all()
