@@ -1,4 +1,4 @@
-"""Public test kit: runs with known content, generated runs of thousands of ranks with their truth, megatron-core on the CPU, and a reference training job."""
+"""Public test kit: runs with known content, generated runs with their truth, megatron-core on the CPU, a reference training job."""
 
 from __future__ import annotations
 

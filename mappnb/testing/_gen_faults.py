@@ -284,7 +284,7 @@ class KilledRank(Fault):
     rank : int
         Global rank.
     at : float
-        0 to 1: which of the rank's forwards and backwards of the step.
+        0 to 1: how far into the step, counted in the rank's pieces of compute.
     wait_s : float
         How long the other ranks went on recording, s.
     """
@@ -308,7 +308,7 @@ class Hang(KilledRank):
     rank : int
         Global rank.
     at : float
-        0 to 1: which of the rank's collectives of the step.
+        0 to 1: how far into the step, counted in the rank's collectives.
     wait_s : float
         How long the ranks went on recording, s.
     """

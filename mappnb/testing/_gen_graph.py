@@ -118,7 +118,7 @@ class Step:
     @property
     def replicas(self) -> int:
         """Number of pipelines."""
-        return self.members.ranks.shape[1]
+        return int(self.members.ranks.shape[1])
 
     @property
     def num_slots(self) -> int:

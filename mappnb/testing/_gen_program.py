@@ -281,7 +281,7 @@ class _Builder:
         self.out.rows.insert(at, self.out.rows.pop())
 
     def _load(self, kind: Kind, stage: int, place: dict[str, Any]) -> None:
-        """The first and the last stage read the batch before a forward."""
+        """Add the reading of a microbatch before a forward of the first or last stage."""
         if kind is Kind.FORWARD and stage in (0, self.plan.schedule.num_stages - 1) and self.plan.data_s > 0:
             slot = self._slot(Slot(What.DATA, self.plan.data_s, stage, place["microbatch"]))
             self._row(Category.DATA, Op.NEXT_BATCH, slot, slot, 1, **{**place, "phase": Phase.NONE})

@@ -110,7 +110,7 @@ def _add_noise(work: Work, noise: Noise, factor: Floats, rng: np.random.Generato
 
 
 def _share(work: Work, joins: npt.NDArray[np.int64]) -> None:
-    """A collective moves its data in one time for all of its members: that of the member drawn first."""
+    """Give all members of a collective the time of the first one: it moves its data for all at once."""
     work.duration[joins] = work.duration[work.step.leaders][work.step.graph.groups[joins]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from mappnb.testing._gen_truth import ClockTruth
 __all__ = ["Output"]
 
 CREATED_WALL_NS = 1_767_225_600 * 10**9  # 2026-01-01
+WRITERS = 8
 LISTED, LISTERS = 512, 8
 """A group of more than ``LISTED`` ranks is listed in the files of ``LISTERS`` of them: in all, it would make 1 GB of 10,000 ranks."""
 
@@ -68,7 +70,9 @@ class Output:
     telemetry: bool
     telemetry_every_s: float
     ended: bool
-    _runs: dict[int, RunWriter] = field(default_factory=dict)
+    _run_id: str = ""
+    _ranks: frozenset[int] = frozenset()
+    _numbers: dict[tuple[int, str], int] = field(default_factory=dict)  # of the next segment of a rank's table
 
     def create(self) -> None:
         """Create the run directory, with the same identity for the same run.
@@ -89,10 +93,8 @@ class Output:
         _write_json(self.root / RUN, {**common, "run_id": run_id, "created_by": {"host": "host0", "rank": 0, "pid": 1}})
         _write_json(inc / INCARNATION, {**common, "incarnation": 0, "world_size": self.step.members.ranks.size})
         missing = {x.rank for _, x in self.faults if isinstance(x, f.MissingRank)}
-        world = self.step.members.ranks.size
-        self._runs = {
-            r: RunWriter(self.root, run_id, CREATED_WALL_NS, 0, r, world) for r in range(world) if r not in missing
-        }
+        self._run_id = run_id
+        self._ranks = frozenset(set(range(self.step.members.ranks.size)) - missing)
 
     def write(self, times: Sequence[Times], *, last: bool) -> None:
         """Write a block of steps of every rank.
@@ -106,15 +108,20 @@ class Output:
         """
         last_s = self._last_seen(times[-1])
         stopped = not np.isfinite(times[-1].end_s[self.step.ends]).all()
-        for p, ranks in enumerate(self.step.members.ranks):
-            rows = EventRows(self.step, p, self.clock)
-            for column, rank in enumerate(ranks.tolist()):
-                if rank not in self._runs:
-                    continue
-                now_s = last_s.get(rank, last_s[-1])
-                self._write_rank(rows, times, column, rank, now_s, ended=not last or (self.ended and not stopped))
-                if last:
-                    self._runs[rank].write_rank(self._facts(rank, now_s, ended=self.ended and not stopped))
+        over = self.ended and not stopped
+
+        def write(rows: EventRows, column: int, rank: int) -> None:
+            now_s = last_s.get(rank, last_s[-1])
+            run = self._write_rank(rows, times, column, rank, now_s, ended=not last or over)
+            if last:
+                run.write_rank(self._facts(rank, now_s, ended=over))
+
+        with ThreadPoolExecutor(WRITERS) as pool:  # most of the time is spent in waiting for the disk
+            for p, ranks in enumerate(self.step.members.ranks):
+                rows = EventRows(self.step, p, self.clock)
+                jobs = [pool.submit(write, rows, i, r) for i, r in enumerate(ranks.tolist()) if r in self._ranks]
+                for job in jobs:
+                    job.result()
 
     def _last_seen(self, times: Times) -> dict[int, float]:
         """Return the last sign of life of ranks that were killed, and of all others under -1, s."""
@@ -130,14 +137,16 @@ class Output:
 
     def _write_rank(
         self, rows: EventRows, times: Sequence[Times], column: int, rank: int, now_s: float, *, ended: bool
-    ) -> None:
-        run, step, clock = self._runs[rank], self.step, self.clock
+    ) -> RunWriter:
+        step, clock = self.step, self.clock
+        run = RunWriter(self.root, self._run_id, CREATED_WALL_NS, 0, rank, step.members.ranks.size)
         meta = {"now_ns": int(clock.raw_ns(rank, now_s))}
         columns = rows.columns(times, column, now_s)
         order = np.argsort(columns["start_ns"], kind="stable")
         table = run.table(
             "events", site=lambda i: rows.sites[i], max_rows=self.segment_rows, max_age_s=1e9
         )  # fmt: skip
+        table.number = self._numbers.get((rank, "events"), 0)
         for at in range(0, len(order), self.segment_rows):
             table.append({k: v[order[at : at + self.segment_rows]] for k, v in columns.items()}, meta=meta)
         tokens = float(self.seq_length * step.plan.schedule.num_microbatches)
@@ -150,13 +159,17 @@ class Output:
         parts["metrics"] = metric_rows(
             step, times, rank, clock, self.faults, seq_length=self.seq_length, seed=self.seed, **more
         )
-        for name, values in parts.items():
-            if values is not None and len(next(iter(values.values()))):
-                run.table(name, max_age_s=1e9).append(values)
-        if ended:
-            run.close()
-        else:
+        used = {n: v for n, v in parts.items() if v is not None and len(next(iter(v.values())))}
+        for name, values in used.items():
+            other = run.table(name, max_age_s=1e9)
+            other.number = self._numbers.get((rank, name), 0)
+            other.append(values)
+        if not ended:
             run.abandon()
+            return run
+        run.close()
+        self._numbers.update({(rank, n): run.table(n).number for n in ("events", *used)})
+        return run
 
     def _facts(self, rank: int, end_s: float, *, ended: bool) -> dict[str, Any]:
         members, layout = self.step.members, self.step.plan.layout

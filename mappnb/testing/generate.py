@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ def _plan(sched: Schedule, layout: Layout, costs: Costs, num_layers: int | None,
         )
     cuts = [round(i * layers / sched.num_stages) for i in range(sched.num_stages + 1)]
     graph = build(sched, tables)
-    ranges = [range(a, b) for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    ranges = [range(a, b) for a, b in pairwise(cuts)]
     return Plan(
         sched,
         tables,
@@ -273,7 +274,8 @@ def _fault_truth(
         others = [(j, x) for j, x in faults if j != i]
         without = makespans(step, noise, others, num_steps=num_steps, seed=seed)
     kind, named, ranks = subjects(fault, step.members, step)
-    steps = [n for n in range(num_steps) if active(fault, i, n, seed)]
+    ran = min(num_steps, int(np.argmax(np.isnan(step_s))) + 1 if np.isnan(step_s).any() else num_steps)
+    steps = [n for n in range(ran) if active(fault, i, n, seed)]
     if isinstance(fault, f.CheckpointStall):
         steps = [n for n in steps if (n + 1) % step.plan.checkpoint_every == 0]
     detail = asdict(fault)
