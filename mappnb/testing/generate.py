@@ -120,7 +120,8 @@ def generate_run(
     Notes
     -----
     One replay of a graph of all ranks per step: nobody leaves a collective before the last has arrived, and a message is received
-    after it was sent. The effect of a fault is the makespan minus that of the same run without it: noise does not depend on faults.
+    after it was sent; sends that hold their rank (``Costs.send``) follow one another. The effect of a fault is the makespan minus
+    that of the same run without it: noise does not depend on faults.
     """
     _check_numbers(num_steps, ranks_per_host, detail, data_s, checkpoint_every, checkpoint_s, segment_rows)
     noise, clocks, traffic = noise or Noise(), clocks or Clocks(), traffic or Traffic()

@@ -13,6 +13,7 @@ import mappnb
 from mappnb import Costs, Layout
 from mappnb.analysis import breakdown, match
 from mappnb.errors import CostError, LayoutError, RunExistsError, ScheduleError
+from mappnb.sched import codes
 from mappnb.sched.times import times
 from mappnb.terms import Flag
 from mappnb.testing import (
@@ -152,21 +153,47 @@ def test_breakdown_sums_to_the_window_and_the_window_is_the_truth(tmp_path):
     np.testing.assert_allclose(saved[1], 0.05, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_h1", "dualpipe"])
-def test_without_noise_the_pipeline_is_that_of_the_scheduler(tmp_path, name):
-    layout = Layout(pp=4)
+SCHEDULES = {
+    "1f1b": {},
+    "gpipe": {},
+    "interleaved": {"num_chunks": 2},
+    "zb_h1": {},
+    "zb_v": {"num_chunks": 2, "stage_order": "v"},
+    "dualpipe": {},
+}
+
+
+PLACED = [(name, send) for name in SCHEDULES for send in ("async", "sync", "blocking")]
+PLACED.remove(("dualpipe", "sync"))  # here the two sends of a pair follow one another, with two latencies
+
+
+@pytest.mark.parametrize(("name", "send"), PLACED)
+def test_without_noise_every_action_is_where_the_scheduler_puts_it(tmp_path, monkeypatch, name, send):
+    monkeypatch.setattr("mappnb.testing._gen_program.ISSUE_S", 0.0)
+    layout = Layout(pp=4, **SCHEDULES[name])
     options = {"noise": Noise.none(), "data_s": 0, "traffic": Traffic(embedding_bytes=0), "num_microbatches": 8}
     costs = Costs(
-        forward_s=0.010, backward_input_s=0.011, backward_weight_s=0.009, p2p_s=3e-4, message_bytes=1e6, bandwidth=1e10
-    )
-    run, truth = generate(tmp_path, layout=layout, schedule=name, costs=costs, num_steps=1, **options)
-    sched = mappnb.schedule(name, num_stages=4, num_microbatches=8)
+        forward_s=[0.010, 0.012, 0.010, 0.011], backward_input_s=0.011, backward_weight_s=0.009, p2p_s=3e-4,
+        message_bytes=1e6, bandwidth=1e9, send=send,
+    )  # fmt: skip
+    run, _ = generate(tmp_path, layout=layout, schedule=name, costs=costs, num_steps=1, **options)
+    sched = mappnb.schedule(name, num_stages=layout.num_stages, num_microbatches=8, num_chunks=layout.num_chunks)
     start, end = times(sched, costs.tables(sched))
-    events, begin, finish = true_times(run, truth)
-    actions = np.isin(events.op.values, ["forward_step", "backward_step"])
-    makespan = (finish[actions].max() - begin[actions].min()) / 1e9
-    assert makespan == pytest.approx(end.max() - start.min(), abs=3e-4)  # 4 µs to issue each send
-    assert makespan >= end.max() - start.min() - 1e-8
+    events, begin, finish = true_times(run, Truth.load(tmp_path / "run"))
+    actions = np.flatnonzero(np.isin(events.op.values, ["forward_step", "backward_step"]))
+    actions = actions[np.lexsort((begin[actions], events["rank"].values[actions]))]
+    rank = np.repeat(np.arange(4), np.diff(sched.offsets))
+    order = np.lexsort((np.arange(len(sched)), rank))
+    np.testing.assert_array_equal(events["rank"].values[actions], rank[order])
+    np.testing.assert_array_equal(events.stage.values[actions], codes.stage(sched.codes)[order])
+    np.testing.assert_array_equal(events.microbatch.values[actions], codes.microbatch(sched.codes)[order])
+    zero = begin[actions].min()
+    paired = codes.paired(sched.codes)
+    alone = ~(paired | np.roll(paired, 1))[order]  # each of a pair has its own part of their time
+    np.testing.assert_allclose((begin[actions] - zero)[alone] / 1e9, start[order][alone], atol=5e-9)
+    np.testing.assert_allclose((finish[actions] - zero)[alone] / 1e9, end[order][alone], atol=5e-9)
+    assert alone.all() == (name != "dualpipe")
+    assert alone.any()
 
 
 def test_the_same_seed_writes_the_same_bytes_and_another_does_not(tmp_path):
