@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +12,10 @@ import xarray as xr
 
 from mappnb.errors import CostError, did_you_mean
 from mappnb.run import Run
-from mappnb.sched.costs import Costs, Empirical
+from mappnb.sched.costs import Costs, CostTables, Empirical
 from mappnb.sched.measure import Measured, Steps, measure, table_of
 from mappnb.sched.messages import launch_s, link_of, optimizer_s, reduce_s
+from mappnb.sched.schedule import Schedule
 from mappnb.terms import Kind
 
 __all__ = ["FittedCosts", "fit_costs"]
@@ -34,7 +35,7 @@ class FittedCosts(Costs):
     table : DataFrame
         As of :func:`mappnb.sched.cost_table`: samples, mean, median, 95th percentile and spread of each stage and kind, s.
     launch_s : float
-        Time of the program between two actions of a rank, s; it is part of each action's costs.
+        Time of the program between two actions of a rank, s: each action takes so much longer, whatever the number of chunks.
     steps : tuple of int
         Steps that were used.
     notes : tuple of str
@@ -45,6 +46,11 @@ class FittedCosts(Costs):
     launch_s: float = 0.0
     steps: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def tables(self, schedule: Schedule, *, rng: np.random.Generator | None = None) -> CostTables:
+        """Return the costs as arrays for one schedule, with ``launch_s`` in every action; see :meth:`mappnb.Costs.tables`."""
+        tables = super().tables(schedule, rng=rng)
+        return replace(tables, duration_s=tables.duration_s + self.launch_s)
 
 
 def fit_costs(
@@ -82,7 +88,7 @@ def fit_costs(
     -----
     Waits are not costs: see :func:`mappnb.sched.measure.measure` for what is removed. Ranks that run the same stage (data and
     tensor parallel ones) are measured one by one, and the median over them is taken. What the program does between two actions without
-    waiting is added to each of them, where the trace has the messages that tell it from waiting. A backward that recomputes its forward
+    waiting is ``launch_s``, where the trace has the messages that tell it from waiting. A backward that recomputes its forward
     counts whole. With ``"empirical"`` an undivided B keeps its spread in I, and W is a number. Memory is not measured: peaks count
     microbatches, as without costs.
     """
@@ -95,7 +101,7 @@ def fit_costs(
     measured = measure(run, steps=steps)
     link = link_of(measured)
     launch = launch_s(measured, link.p2p_s, "median" if statistic == "median" else "mean")
-    samples = _Samples(measured, statistic, weight_fraction, launch)
+    samples = _Samples(measured, statistic, weight_fraction)
     reduction, reduction_notes = reduce_s(measured)
     return FittedCosts(
         **samples.costs(),
@@ -108,7 +114,7 @@ def fit_costs(
         reduce_s=reduction if reduction.any() else 0.0,
         optimizer_s=optimizer_s(measured),
         table=table_of(measured.actions),
-        launch_s=samples.launch_s,
+        launch_s=launch,
         steps=measured.steps,
         notes=(*measured.notes, *samples.notes, *link.notes, *reduction_notes),
     )
@@ -117,16 +123,15 @@ def fit_costs(
 class _Samples:
     """The lengths of each stage's actions of each kind, of a rank's whole share."""
 
-    def __init__(self, measured: Measured, statistic: Statistic, weight_fraction: float, launch: float) -> None:
+    def __init__(self, measured: Measured, statistic: Statistic, weight_fraction: float) -> None:
         self.measured, self.statistic, self.weight_fraction = measured, statistic, weight_fraction
         self.stages = int(measured.actions.stage.max()) + 1
         self.notes: list[str] = []
-        self.launch_s = launch
         alone = measured.actions[measured.actions.alone]
         self._seconds: dict[tuple[int, str], list[Floats]] = {}
         for key, rows in alone.groupby(["stage", "kind", "rank"]).seconds:
             stage, kind, _ = key
-            values = (rows.to_numpy(np.float64) + self.launch_s) * measured.num_chunks
+            values = rows.to_numpy(np.float64) * measured.num_chunks
             self._seconds.setdefault((int(str(stage)), str(kind)), []).append(np.maximum(values, 0.0))
 
     def has(self, stage: int, kind: str) -> bool:

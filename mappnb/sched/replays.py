@@ -133,6 +133,11 @@ def replay_steps(
     ------
     CostError
         If the steps lack actions of the schedule.
+
+    Notes
+    -----
+    Actions take what they took, waits for tensor-parallel peers inside them included: those peers are not in the replay. The clocks of
+    the ranks must agree.
     """
     sched, measured = _measured(run, schedule, steps, launch_s)
     return _replay(sched, measured, _tables(sched), p2p_s, wire_s, send)
@@ -258,7 +263,7 @@ def _one(sched: Schedule, rows: pd.DataFrame, key: Any, launch_s: float) -> _Ste
     _fits(sched, shape, where, wanted, int(key[1]))
     duration, start = np.zeros(shape), np.zeros(shape)
     first = int(rows.start_ns.min())
-    duration[where] = rows.seconds.to_numpy() + launch_s
+    duration[where] = (rows.end_ns - rows.start_ns).to_numpy() / 1e9 + launch_s
     start[where] = (rows.start_ns.to_numpy() - first) / 1e9
     return _Step(int(key[1]), duration, start[wanted], (int(rows.end_ns.max()) - first) / 1e9)
 

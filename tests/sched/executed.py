@@ -20,7 +20,7 @@ import mappnb
 from mappnb.sched import Costs, Schedule, schedule, simulate
 from mappnb.sched.fit import fit_costs
 from mappnb.sched.measure import measure
-from mappnb.sched.replays import fit_link, replay_steps
+from mappnb.sched.replays import recorded_schedule, replay_steps
 
 RANKS, MICROBATCHES, STEPS = 4, 8, 6
 NAMES = ("gpipe", "1f1b", "interleaved", "interleaved_zb", "zb_v")
@@ -76,7 +76,14 @@ def sleeping(seconds: dict[str, float], chunks: int) -> None:
     )
 
 
-def run_rank(name: str, text: str, stages: list[int], chunks: int, run_dir: str, seconds: dict[str, float]) -> int:
+def wake_at_once() -> None:
+    """Let the threads of this process run as soon as they wake, whatever else the machine does; they sleep nearly always."""
+    with contextlib.suppress(PermissionError):
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
+
+
+def run_rank(text: str, stages: list[int], chunks: int, run_dir: str, seconds: dict[str, float], priority: bool) -> int:
     """One rank: torch reads our CSV and runs it ``STEPS`` times, recorded."""
     import torch
     import torch.distributed as dist
@@ -84,8 +91,6 @@ def run_rank(name: str, text: str, stages: list[int], chunks: int, run_dir: str,
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     torch.set_num_threads(1)
-    with contextlib.suppress(PermissionError):
-        os.nice(-15)  # the ranks sleep; what else runs here shall not keep them from waking
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     sleeping(seconds, chunks)
@@ -98,8 +103,10 @@ def run_rank(name: str, text: str, stages: list[int], chunks: int, run_dir: str,
             path.write_text(text)
             runtime._load_csv(str(path))
         x = torch.ones(MICROBATCHES, width)
-        for _ in range(STEPS):
+        for step in range(STEPS):
             dist.barrier()
+            if step == 1 and priority:
+                wake_at_once()
             if 0 in stages:
                 runtime.step(x, target=x if total - 1 in stages else None)
             else:
@@ -109,20 +116,24 @@ def run_rank(name: str, text: str, stages: list[int], chunks: int, run_dir: str,
     return rank
 
 
-def execute(name: str, folder: str | os.PathLike[str], *, seconds: dict[str, float] | None = None) -> Executed:
-    """Run a schedule on gloo ranks and return what was recorded, all steps but the first."""
+def execute(name: str, folder: str | os.PathLike[str], *, priority: bool = True) -> Executed:
+    """Run a schedule on gloo ranks and return what was recorded, all steps but the first.
+
+    Without ``priority`` the ranks wake when the machine has time for them, as any program's.
+    """
     from capture.ranks import run_ranks
 
     sched = build(name)
     run_dir = Path(folder) / name
-    run_ranks(one_rank, RANKS, name, sched.to_csv(), list(sched.placement.forward), sched.num_chunks, str(run_dir),
-              seconds or WORK_S, preload=("torch.distributed.pipelining", "mappnb.capture.session", "mappnb.sched"))  # fmt: skip
+    place = (sched.to_csv(), list(sched.placement.forward), sched.num_chunks)
+    preload = ("torch.distributed.pipelining", "mappnb.capture.session", "mappnb.sched")
+    run_ranks(one_rank, RANKS, *place, str(run_dir), WORK_S, priority, preload=preload)
     return Executed(name, sched, mappnb.attach(run_dir).sel(step=slice(1, STEPS)))
 
 
-def one_rank(name, text, forward, chunks, run_dir, seconds):
+def one_rank(text, forward, chunks, run_dir, seconds, priority):
     rank = int(os.environ["RANK"])
-    return run_rank(name, text, [s for s, r in enumerate(forward) if r == rank], chunks, run_dir, seconds)
+    return run_rank(text, [s for s, r in enumerate(forward) if r == rank], chunks, run_dir, seconds, priority)
 
 
 def spans_s(run: Executed) -> np.ndarray:
@@ -146,4 +157,13 @@ def prediction(source: Executed, target: Executed) -> tuple[float, float]:
     return float(simulate(target.sched, costs).makespan_s), float(np.median(spans_s(target)))
 
 
-__all__ = ["fit_costs", "NAMES", "Executed", "execute", "fit_link", "prediction", "replay_error", "spans_s"]
+__all__ = [
+    "NAMES",
+    "Executed",
+    "execute",
+    "fit_costs",
+    "prediction",
+    "recorded_schedule",
+    "replay_error",
+    "spans_s",
+]
