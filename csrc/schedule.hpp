@@ -33,6 +33,7 @@ struct Pass {
   int64_t mirrored_from;   // first microbatch that takes the second half of the tables
   const double* duration;  // by (kind, stage, microbatch or 1)
   bool by_microbatch;
+  bool any_paired;
   double overlap_ratio;
   Hops next;  // to the next stage (forward) or the one before (backward)
   Hops ship;  // from a stage's forward to its backward on another rank; by stage; link is null where there is none

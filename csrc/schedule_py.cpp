@@ -24,23 +24,26 @@ void require(bool ok, const char* what) {
 }
 
 // The C++ pass trusts its input: whatever would make it read elsewhere is refused here.
-void check(const Pass& p, int64_t num_codes, size_t durations, bool mirrored) {
+void check(Pass& p, int64_t num_codes, size_t durations, bool known) {
   require(p.ranks >= 1 && p.offsets[0] == 0 && p.offsets[p.ranks] == num_codes, "offsets do not cover the codes");
   for (int r = 0; r < p.ranks; r++) require(p.offsets[r] <= p.offsets[r + 1], "offsets fall");
-  uint32_t stage = 0, microbatch = 0;
+  require(durations == size_t(4) * p.stages * (p.by_microbatch ? p.microbatches : 1), "duration: wrong shape");
+  if (known) return;
+  int32_t stage = 0, microbatch = 0;
+  uint32_t any = 0;
   for (int64_t i = 0; i < num_codes; i++) {
     const mappnb::Code code{p.codes[i]};
-    stage = std::max(stage, code.stage());
-    microbatch = std::max(microbatch, code.microbatch());
+    stage = std::max(stage, int32_t(code.stage()));
+    microbatch = std::max(microbatch, int32_t(code.microbatch()));
+    any |= code.bits;
   }
-  require(num_codes == 0 || (int(stage) < p.stages && int(microbatch) < p.microbatches), "an action outside the sizes");
-  require(durations == size_t(4) * p.stages * (p.by_microbatch ? p.microbatches : 1), "duration: wrong shape");
-  require(mirrored || p.mirrored_from == std::numeric_limits<int64_t>::max(), "mirrored tables are missing");
+  p.any_paired = mappnb::Code{any}.paired();
+  require(num_codes == 0 || (stage < p.stages && microbatch < p.microbatches), "an action outside the sizes");
 }
 
-std::vector<int64_t> schedule_times(Codes codes, Offsets offsets, int stages, int microbatches, int64_t mirrored_from,
-                                    Table3 duration, double overlap_ratio, Table3 latency, Table3 wire, Links3 link,
-                                    bool ships, int links, int send, Out start, Out end) {
+nb::object schedule_times(Codes codes, Offsets offsets, int stages, int microbatches, int64_t mirrored_from,
+                          Table3 duration, double overlap_ratio, Table3 latency, Table3 wire, Links3 link, bool ships,
+                          int links, int send, bool known, bool paired, Out start, Out end) {
   Pass p{};
   p.codes = codes.data();
   p.offsets = offsets.data();
@@ -62,9 +65,16 @@ std::vector<int64_t> schedule_times(Codes codes, Offsets offsets, int stages, in
   require(wire.size() == latency.size() && link.size() == latency.size(), "latency, wire and link differ in shape");
   for (size_t i = 0; i < link.size(); i++) require(link.data()[i] < links, "a link outside the links");
   require(start.shape(0) == codes.shape(0) && end.shape(0) == codes.shape(0), "start, end: wrong length");
-  check(p, int64_t(codes.shape(0)), duration.size(), true);
-  nb::gil_scoped_release unlocked;
-  return run_pass(p);
+  p.any_paired = paired;
+  check(p, int64_t(codes.shape(0)), duration.size(), known);
+  std::vector<int64_t> came;
+  {
+    nb::gil_scoped_release unlocked;
+    came = run_pass(p);
+  }
+  for (int r = 0; r < p.ranks; r++)
+    if (came[r] < p.offsets[r + 1]) return nb::cast(came);
+  return nb::none();
 }
 
 void generate(int ranks, int chunks, int microbatches, int group, Offsets warm_up,
@@ -83,8 +93,10 @@ void register_schedule(nb::module_& m) {
   m.def("schedule_times", &schedule_times, nb::arg("codes"), nb::arg("offsets"), nb::arg("stages"),
         nb::arg("microbatches"), nb::arg("mirrored_from"), nb::arg("duration"), nb::arg("overlap_ratio"),
         nb::arg("latency"), nb::arg("wire"), nb::arg("link"), nb::arg("ships"), nb::arg("links"), nb::arg("send"),
-        nb::arg("start"), nb::arg("end"),
-        "Fill start and end of every action; returns how far each rank came. See mappnb.sched.times.");
+        nb::arg("known"), nb::arg("paired"), nb::arg("start"), nb::arg("end"),
+        "Fill start and end of every action. Returns None, or how far each rank came if they wait for one another. "
+        "`known`: the "
+        "codes are within the sizes, and `paired` tells whether there are pairs. See mappnb.sched.times.");
   m.def("one_forward_one_backward", &generate, nb::arg("ranks"), nb::arg("chunks"), nb::arg("microbatches"),
         nb::arg("group"), nb::arg("warm_up"), nb::arg("codes"),
         "Fill the codes of an interleaved order. See mappnb.sched.interleaved.");

@@ -111,4 +111,6 @@ def one_forward_one_backward(
     order = np.empty(2 * p * v * m, np.uint32)
     _core.one_forward_one_backward(p, v, m, group, np.asarray(warm_up, np.int64), order)
     offsets = np.arange(p + 1, dtype=np.int64) * (2 * v * m)
-    return Schedule.from_codes(order, offsets, placement=Placement.loop(p, v), name=name, options=options)
+    sched = Schedule.from_codes(order, offsets, placement=Placement.loop(p, v), name=name, options=options)
+    sched.__dict__.update(num_microbatches=m, num_chunks=v, _known=(True, False))  # known without a look at the codes
+    return sched

@@ -143,6 +143,12 @@ class Schedule:
         """Number of microbatches of a step."""
         return int(c.microbatch(self.codes).max()) + 1 if len(self.codes) else 0
 
+    @cached_property
+    def _known(self) -> tuple[bool, bool]:
+        """Whether every action is within the sizes, and whether there are pairs: what the native pass need not look up each time."""
+        within = not len(self.codes) or int(c.stage(self.codes).max()) < self.num_stages
+        return within, bool(c.paired(self.codes).any())
+
     def __len__(self) -> int:
         return len(self.codes)
 

@@ -108,14 +108,15 @@ def times(
         sched.placement.backward is not None,
         len(where.source),
         SEND_MODES.index(costs.send),
+        *sched._known,
         start,
         end,
     )
+    if done is None:
+        return start, end
     stuck = [r for r, (i, stop) in enumerate(zip(done, sched.offsets[1:].tolist(), strict=True)) if i < stop]
-    if stuck:
-        at = ", ".join(f"rank {r} at {c.decode(sched.codes[done[r] : done[r] + 1])[0]}" for r in stuck)
-        raise ScheduleError(f"deadlock: {at}; Schedule.validate() shows the cycle")
-    return start, end
+    at = ", ".join(f"rank {r} at {c.decode(sched.codes[done[r] : done[r] + 1])[0]}" for r in stuck)
+    raise ScheduleError(f"deadlock: {at}; Schedule.validate() shows the cycle")
 
 
 def _by_events(sched: Schedule, costs: CostTables, out: tuple[Floats, Floats] | None) -> tuple[Floats, Floats]:

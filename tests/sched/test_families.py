@@ -1,5 +1,6 @@
 """Every registered family: complete, free of deadlock, at its closed forms; sizes that cannot be are refused with ones that can."""
 
+import itertools
 import time
 from collections import Counter
 
@@ -319,3 +320,35 @@ def test_large_ones_are_made_quickly(name):
     made = schedule(name, **size)
     assert time.process_time() - began < 1.5  # a few times what it takes: other work may run beside
     assert len(made) == len(codes.kind(made.codes))
+
+
+def test_group_sizes_and_warm_ups_that_are_taken_can_run():
+    taken = refused = 0
+    for p in range(1, 5):
+        for v, m, g, extra in itertools.product((2, 3), range(p, 3 * p + 1), (None, p, p + 1, 2 * p, 3 * p), (0, 1, 3)):
+            sizes = {"num_stages": p * v, "num_microbatches": m, "num_chunks": v}
+            try:
+                sched = schedule("interleaved", **sizes, group_size=g, extra_warm_up=extra)
+            except ScheduleError:
+                refused += 1
+                continue
+            sched.validate()
+            taken += 1
+    assert taken > 200 and refused > 100
+    with pytest.raises(ScheduleError, match=r"would deadlock.* group_size of at least 5"):
+        schedule("interleaved", num_stages=8, num_microbatches=8, num_chunks=2, extra_warm_up=1)
+    with pytest.raises(ScheduleError, match="take 12 or 16 microbatches"):
+        schedule("interleaved", num_stages=4, num_microbatches=14, num_chunks=2, group_size=4, extra_warm_up=1)
+    with pytest.raises(ScheduleError, match="extra_warm_up is -1"):
+        schedule("1f1b", num_stages=4, num_microbatches=8, extra_warm_up=-1)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 2])
+def test_extra_warm_up_hides_the_latency_of_1f1b_and_holds_more(extra):
+    sched = schedule("1f1b", num_stages=4, num_microbatches=32, extra_warm_up=extra).validate()
+    assert peak_activation(sched).tolist() == [min(32, (3 - r) * (1 + extra) + 1) for r in range(4)]
+    makespan = [
+        bubbles(schedule("1f1b", num_stages=4, num_microbatches=32, extra_warm_up=e), costs(p2p_s=0.9))[0]
+        for e in (0, extra)
+    ]
+    assert makespan[1] < makespan[0] if extra else makespan[1] == makespan[0]
