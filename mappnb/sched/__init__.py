@@ -15,7 +15,7 @@ from mappnb.sched.policies import Policy, hint, policy, simulate_policy
 from mappnb.sched.registry import register, schedule, schedules
 from mappnb.sched.replays import FittedLink, fit_link, recorded_schedule, replay_steps
 from mappnb.sched.schedule import Schedule
-from mappnb.sched.simulate import monte_carlo, simulate
+from mappnb.sched.simulate import memory_over_time, monte_carlo, simulate
 from mappnb.sched.stragglers import Straggler
 from mappnb.sched.transformer import Device, Transformer
 
@@ -41,6 +41,7 @@ __all__ = [
     "fit_costs",
     "fit_link",
     "hint",
+    "memory_over_time",
     "monte_carlo",
     "optimal_schedule",
     "plan",

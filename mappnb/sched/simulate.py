@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from mappnb.errors import CostError
@@ -18,7 +19,7 @@ from mappnb.sched.schedule import Schedule
 from mappnb.sched.stragglers import Straggler, inject
 from mappnb.sched.times import span_s, times
 
-__all__ = ["monte_carlo", "simulate"]
+__all__ = ["memory_over_time", "monte_carlo", "simulate"]
 
 
 class _Step(NamedTuple):
@@ -174,6 +175,34 @@ def _edges(tables: CostTables, steps: Sequence[_Step], built: StepGraph) -> dict
         "edge_slack_s": xr.Variable("edge", slack, units),
         "edge_bandwidth": xr.Variable("edge", needed, enough),
     }
+
+
+def memory_over_time(
+    schedule: Schedule, costs: Costs, *, stragglers: Sequence[Straggler] = (), seed: int | None = None
+) -> pd.DataFrame:
+    """Return what each rank holds over the time of a step.
+
+    Parameters
+    ----------
+    schedule, costs, stragglers, seed
+        As of :func:`simulate`.
+
+    Returns
+    -------
+    DataFrame
+        One row per change, by rank and time: ``rank``, ``time_s``, ``activation`` (held from then on, in the unit of the costs) and
+        ``memory`` (with static memory).
+    """
+    schedule.validate()
+    rng = np.random.default_rng(seed)
+    tables = inject(schedule, costs.tables(schedule, rng=None if seed is None else rng), stragglers, step=0, rng=rng)
+    built = build(schedule, tables)
+    done = built.run()
+    steps = memory_steps(schedule, tables, *built.action_times(done), _shipped(built, done))
+    static = tables.static_memory[steps.rank]
+    return pd.DataFrame(
+        {"rank": steps.rank, "time_s": steps.time_s, "activation": steps.held, "memory": steps.held + static}
+    )
 
 
 def monte_carlo(

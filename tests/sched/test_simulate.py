@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import mappnb
 from mappnb.analysis import breakdown, bubble_fraction, match
 from mappnb.errors import CostError, ScheduleError
-from mappnb.sched import Action, Costs, Empirical, Placement, Schedule, Straggler, monte_carlo, schedule, simulate
+from mappnb.sched import (
+    Action,
+    Costs,
+    Empirical,
+    Placement,
+    Schedule,
+    Straggler,
+    memory_over_time,
+    monte_carlo,
+    schedule,
+    simulate,
+)
 from mappnb.sched.graph import build
 from mappnb.sched.times import times
 from mappnb.schema import EVENTS, check
@@ -210,3 +223,32 @@ def test_costs_over_the_depth_are_averaged_over_each_stage():
     np.testing.assert_allclose(
         three.duration_s[0, :, 0], [(1 + 2 / 3) / (4 / 3), (4 / 3 + 2) / (4 / 3), (1 + 6) / (4 / 3)]
     )
+
+
+def test_memory_over_time_by_hand():
+    costs = Costs(
+        forward_s=1.0,
+        backward_input_s=1.0,
+        backward_weight_s=1.0,
+        activation=4.0,
+        activation_weight=1.0,
+        static_memory=[10.0, 20.0],
+    )
+    whole = memory_over_time(schedule("1f1b", num_stages=2, num_microbatches=2), costs)
+    last = whole[whole["rank"] == 1]
+    assert last.time_s.tolist() == [1, 4, 4, 7] and last.memory.tolist() == [24, 20, 24, 20]
+    first = whole[whole["rank"] == 0]
+    assert first.time_s.tolist() == [0, 1, 6, 9] and first.activation.tolist() == [4, 8, 4, 0]
+    split = memory_over_time(
+        schedule("zb_h1", num_stages=1, num_microbatches=1), Costs(**{**_of(costs), "static_memory": 0.0})
+    )
+    assert split.activation.tolist() == [4, 1, 0]  # F, then I frees all but what W needs, then W
+    peak = whole.groupby("rank").activation.max()
+    assert (
+        peak.tolist()
+        == simulate(schedule("1f1b", num_stages=2, num_microbatches=2), costs).peak_activation.values.tolist()
+    )
+
+
+def _of(costs):
+    return {f.name: getattr(costs, f.name) for f in dataclasses.fields(costs)}
