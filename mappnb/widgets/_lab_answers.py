@@ -1,0 +1,111 @@
+"""What the schedule lab tells its browser half: lanes, table, columns of the plots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mappnb.widgets._lab_controls import Units
+from mappnb.widgets._lab_lanes import Lane
+from mappnb.widgets._lab_model import REPLAY, LabModel, Outcome
+from mappnb.widgets._lab_plots import MARKERS, SERIES, Columns
+
+__all__ = ["TABLE_COLUMNS", "lanes_told", "number_text", "pack_columns", "table_rows"]
+
+Array = np.ndarray[Any, Any]
+TABLE_COLUMNS = ("schedule", "step", "change", "bubble", "span bubble", "peak memory", "critical path", "tightest link", "fits")
+
+
+def number_text(value: float, unit: str = "", digits: int = 4) -> str:
+    """Return a number with its unit; a dash for what is not a number."""
+    if not np.isfinite(value):
+        return "–"
+    return f"{value:.{digits}g}{' ' + unit if unit else ''}"
+
+
+def change_text(model: LabModel, outcome: Outcome) -> str:
+    """Return how the step differs from the reference; of a recorded run nothing below the error of the replay."""
+    reference = model.reference
+    if outcome.numbers is None or reference is None or reference.numbers is None:
+        return "–"
+    if outcome is reference:
+        return "reference"
+    change = outcome.numbers.step_s / reference.numbers.step_s - 1
+    if model.replay is not None and abs(change) <= model.replay.resolution:
+        return "within the error"
+    return f"{change:+.1%}"
+
+
+def table_rows(model: LabModel, units: Units) -> list[dict[str, Any]]:
+    """Return a row for each entry: its label, its texts by :data:`TABLE_COLUMNS`, and why it does not run or fit."""
+    out = []
+    for i, o in enumerate(model.outcomes):
+        n = o.numbers
+        cells = [o.entry.label, *["–"] * 7, "cannot run"]
+        if n is not None:
+            edge = n.tightest
+            cells = [
+                o.entry.label,
+                number_text(n.step_s * units.time_scale, units.time),
+                change_text(model, o),
+                f"{n.bubble_fraction:.1%}",
+                f"{n.span_bubble_fraction:.1%}",
+                number_text(float(n.peak_memory.max(initial=0.0)) * units.memory_scale, units.memory, 3),
+                number_text(n.critical_path_s * units.time_scale, units.time),
+                f"{edge[0]}→{edge[1]}, {number_text(edge[2] * units.time_scale, units.time, 3)} spare" if edge else "–",
+                "yes" if o.fits else "no",
+            ]
+        out.append({"label": o.entry.label, "cells": cells, "why": o.why, "fits": o.fits, "index": i})
+    return out
+
+
+def lanes_told(model: LabModel, lanes: list[Lane], units: Units) -> list[dict[str, Any]]:
+    """Return what each lane is, with the meta of its canvas on the common time axis."""
+    extent = model.longest_s * 1e9
+    shift = len(lanes) - len(model.outcomes)
+    out = []
+    for i, lane in enumerate(lanes):
+        index = i - shift
+        outcome = model.outcomes[index] if index >= 0 else None
+        n = outcome.numbers if outcome is not None else None
+        if outcome is None:
+            said = f"{number_text(model.recorded.step_s * units.time_scale if model.recorded else 0.0, units.time)}, as measured"
+        elif n is None:
+            said = "cannot run"
+        else:
+            said = f"{number_text(n.step_s * units.time_scale, units.time)}, bubble {n.bubble_fraction:.1%}"
+        if lane.label == REPLAY and model.replay is not None:
+            said += ", recorded order at these costs"
+        out.append(
+            {
+                "label": lane.label,
+                "says": said,
+                "why": outcome.why if outcome is not None else "",
+                "colours": SERIES[index % len(SERIES)] if index >= 0 else None,
+                "marker": MARKERS[index % len(MARKERS)] if index >= 0 else None,
+                "pickable": n is not None,
+                "meta": lane.meta(extent),
+            }
+        )
+    return out
+
+
+def pack_columns(columns: Columns) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return columns as JSON that names arrays, and the arrays: ragged columns as one array and the ends of its parts."""
+    told: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    for source, data in columns.items():
+        told[source] = {}
+        for name, value in data.items():
+            key = f"{source}.{name}"
+            if isinstance(value, np.ndarray):
+                arrays[key] = value.astype(np.float32)
+                told[source][name] = {"array": key}
+            elif value and isinstance(value[0], np.ndarray):
+                arrays[key] = np.concatenate(value).astype(np.float32)
+                arrays[f"{key}.ends"] = np.cumsum([len(v) for v in value]).astype(np.uint32)
+                told[source][name] = {"ragged": key}
+            else:
+                told[source][name] = {"list": list(value)}
+    return told, arrays

@@ -1,0 +1,264 @@
+"""The plots of the schedule lab: columns for bokeh's sources, and the figures that draw them. bokeh is loaded on first use."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mappnb.palette import BREAKDOWN_COLOURS
+from mappnb.widgets._lab_lanes import CLASSES
+from mappnb.widgets._lab_model import LabModel
+from mappnb.widgets._lab_numbers import PHASES
+
+__all__ = ["MARKERS", "Columns", "bokeh_js", "columns", "figures", "series_colours"]
+
+Array = np.ndarray[Any, Any]
+Columns = dict[str, dict[str, Any]]
+"""Source -> column -> array, list of texts, or list of arrays (ragged)."""
+
+SERIES = (
+    ("#0072b2", "#4aa3df"),
+    ("#d55e00", "#e8743b"),
+    ("#007a5a", "#2bb58c"),
+    ("#a8518a", "#d893b9"),
+    ("#8a6d00", "#e0b62e"),
+    ("#5b3f8f", "#a58be0"),
+    ("#4d5761", "#a3adb8"),
+    ("#8c2d04", "#ffa77d"),
+)
+"""(light, dark) of the schedules in their order; each has a marker of its own too."""
+MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star", "plus")
+MOST_CHANGES = 500
+IDLE = {"warm_up": ("#c9ced4", "#59626c"), "steady": ("#9ba4ae", "#7c8691"), "cool_down": ("#dfe3e7", "#434b54")}
+THEMES = {
+    "light": {"ground": "#ffffff", "text": "#1b1f24", "muted": "#57606a", "line": "#d0d7de", "danger": "#b3261e"},
+    "dark": {"ground": "#111111", "text": "#e6e9ed", "muted": "#a3adb8", "line": "#3a424b", "danger": "#ff9a91"},
+}
+
+
+def series_colours(index: int, theme: str) -> str:
+    """Return the colour of the index-th schedule."""
+    return SERIES[index % len(SERIES)][theme == "dark"]
+
+
+def _rank_colour(rank: int, ranks: int, theme: str) -> str:
+    """From the first rank's blue to the last one's orange, by way of grey-green: in order of lightness."""
+    ends = ((0, 66, 120), (216, 130, 20)) if theme == "light" else ((105, 170, 230), (255, 196, 110))
+    share = rank / max(ranks - 1, 1)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(*ends, strict=True))
+
+
+def columns(model: LabModel, selected: str, *, time_scale: float, memory_scale: float, theme: str = "light") -> Columns:
+    """Return the data of every plot.
+
+    Parameters
+    ----------
+    model : LabModel
+    selected : str
+        Label of the schedule whose memory is shown.
+    time_scale, memory_scale : float
+        Plotted units in a second, and in a unit of the costs' memory.
+    theme : str
+        ``"light"`` or ``"dark"``.
+    """
+    out = {
+        "memory": _memory(model, selected, time_scale, memory_scale, theme),
+        "limit": _limit(model, time_scale, memory_scale),
+        "pareto": _pareto(model, time_scale, memory_scale, theme),
+        "transfer": _transfer(model, time_scale),
+    }
+    out["bars"] = _bars(model, time_scale)
+    return out
+
+
+def _memory(model: LabModel, selected: str, time_scale: float, memory_scale: float, theme: str) -> dict[str, Any]:
+    outcome = model.find(selected)
+    if outcome is None or outcome.numbers is None:
+        return {"t": [], "held": [], "name": [], "colour": []}
+    n = outcome.numbers
+    ranks = n.schedule.num_ranks
+    times, helds = [], []
+    for r in range(ranks):
+        mine = n.memory.rank == r
+        t, held = _steps(n.memory.time_s[mine], n.memory.held[mine], n.step_s)
+        times.append((t * time_scale).astype(np.float32))
+        helds.append(((held + n.static_memory[r]) * memory_scale).astype(np.float32))
+    colours = [_rank_colour(r, ranks, theme) for r in range(ranks)]
+    return {"t": times, "held": helds, "name": [f"rank {r}" for r in range(ranks)], "colour": colours}
+
+
+def _steps(time: Array, held: Array, end: float) -> tuple[Array, Array]:
+    """Return the corners of a staircase; of many changes the largest value in each of MOST_CHANGES equal times."""
+    if len(time) > MOST_CHANGES:
+        cell = np.minimum((time / max(end, 1e-300) * MOST_CHANGES).astype(np.int64), MOST_CHANGES - 1)
+        top = np.full(MOST_CHANGES, -np.inf)
+        np.maximum.at(top, cell, held)
+        last = np.full(MOST_CHANGES, -1)
+        np.maximum.at(last, cell, np.arange(len(cell)))
+        carried = held[np.maximum(np.maximum.accumulate(last), 0)]  # where nothing changes, what was held last
+        top = np.where(np.isinf(top), np.concatenate([[0.0], carried[:-1]]), top)
+        time, held = np.arange(MOST_CHANGES) * (end / MOST_CHANGES), top
+    t = np.repeat(np.concatenate([[0.0], time, [end]]), 2)[1:-1]
+    h = np.repeat(np.concatenate([[0.0], held]), 2)
+    return t, h
+
+
+def _limit(model: LabModel, time_scale: float, memory_scale: float) -> dict[str, Any]:
+    limit = model.settings.memory_limit
+    levels = [] if limit is None else sorted({float(v) * memory_scale for v in np.atleast_1d(np.asarray(limit, np.float64))})
+    return {"y": np.array(levels, np.float32)}
+
+
+def _pareto(model: LabModel, time_scale: float, memory_scale: float, theme: str) -> dict[str, Any]:
+    rows = [(i, o) for i, o in enumerate(model.outcomes) if o.numbers is not None]
+    return {
+        "step": np.array([o.numbers.step_s * time_scale for _, o in rows if o.numbers], np.float32),
+        "peak": np.array([o.numbers.peak_memory.max() * memory_scale for _, o in rows if o.numbers], np.float32),
+        "name": [o.entry.label for _, o in rows],
+        "colour": [series_colours(i, theme) for i, _ in rows],
+        "fill": np.array([0.9 if o.fits else 0.0 for _, o in rows], np.float32),
+        "marker": [MARKERS[i % len(MARKERS)] for i, _ in rows],
+        "says": ["fits" if o.fits else "does not fit in the memory limit" for _, o in rows],
+    }
+
+
+def _bars(model: LabModel, time_scale: float) -> dict[str, Any]:
+    rows = [o for o in model.outcomes if o.numbers is not None]
+    out: dict[str, Any] = {"name": [o.entry.label for o in rows]}
+    for i, part in enumerate(("busy", *PHASES)):
+        values = [(o.numbers.busy_s if i == 0 else o.numbers.idle_s[i - 1]) * time_scale for o in rows if o.numbers]
+        out[part] = np.array(values, np.float32)
+    return out
+
+
+def _transfer(model: LabModel, time_scale: float) -> dict[str, Any]:
+    rows = [o for o in model.outcomes if o.numbers is not None]
+    return {
+        "name": [o.entry.label for o in rows],
+        "transfer": np.array([o.numbers.transfer_s * time_scale for o in rows if o.numbers], np.float32),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+@cache
+def bokeh_js() -> tuple[str, bytes]:
+    """Return BokehJS's version and its core, gzipped: that of the installed package, so that both halves agree; no network."""
+    bokeh = importlib.import_module("bokeh")
+    path = Path(str(bokeh.__file__)).parent / "server" / "static" / "js" / "bokeh.min.js"
+    return str(bokeh.__version__), gzip.compress(path.read_bytes(), 6)
+
+
+def figures(data: Columns, *, theme: str, time_unit: str, memory_unit: str) -> dict[str, Any]:
+    """Return each figure as bokeh's JSON, by name: ``memory``, ``pareto``, ``bars``."""
+    embed: Any = importlib.import_module("bokeh.embed")
+    look = THEMES[theme]
+    made = {
+        "memory": _memory_figure(data, look, time_unit, memory_unit),
+        "pareto": _pareto_figure(data, look, time_unit, memory_unit),
+        "bars": _bars_figure(data, look, theme, time_unit),
+    }
+    return {name: embed.json_item(figure) for name, figure in made.items()}
+
+
+def _source(data: Columns, name: str) -> Any:
+    models: Any = importlib.import_module("bokeh.models")
+    return models.ColumnDataSource(name=name, data={k: v if isinstance(v, np.ndarray) else list(v) for k, v in data[name].items()})
+
+
+def _figure(look: dict[str, str], **options: Any) -> Any:
+    plotting: Any = importlib.import_module("bokeh.plotting")
+    figure = plotting.figure(
+        sizing_mode="stretch_width",
+        toolbar_location=None,
+        tools="",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=look["line"],
+        min_border_right=14,
+        **options,
+    )
+    for axis in (*figure.xaxis, *figure.yaxis):
+        axis.axis_label_text_color = look["muted"]
+        axis.axis_label_text_font_style = "normal"
+        axis.axis_label_text_font_size = axis.major_label_text_font_size = "11px"
+        axis.major_label_text_color = look["text"]
+        axis.axis_line_color = axis.major_tick_line_color = look["muted"]
+        axis.minor_tick_line_color = None
+    for grid in (*figure.xgrid, *figure.ygrid):
+        grid.grid_line_color = look["line"]
+        grid.grid_line_alpha = 0.6
+    return figure
+
+
+def _tool(renderers: list[Any], tips: list[tuple[str, str]], **options: Any) -> Any:
+    models: Any = importlib.import_module("bokeh.models")
+    return models.HoverTool(renderers=renderers, tooltips=tips, **options)
+
+
+def _memory_figure(data: Columns, look: dict[str, str], time_unit: str, memory_unit: str) -> Any:
+    models: Any = importlib.import_module("bokeh.models")
+    figure = _figure(look, height=150, min_border_left=64, y_axis_label=memory_unit, x_axis_label=f"time, {time_unit}", name="memory")
+    figure.x_range = models.Range1d(0, 1, name="time")
+    figure.y_range = models.DataRange1d(start=0, range_padding=0.08, only_visible=True)
+    lines = figure.multi_line("t", "held", line_color="colour", line_width=1.6, line_alpha=0.9, source=_source(data, "memory"))
+    figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
+    cursor = models.ColumnDataSource(name="cursor", data={"x": []})
+    figure.vspan(x="x", line_color=look["muted"], line_width=1, source=cursor)
+    tips = [("", "@name"), ("holds", f"$data_y{{0.00}} {memory_unit}"), ("at", f"$data_x{{0.000}} {time_unit}")]
+    figure.add_tools(_tool([lines], tips, line_policy="prev", name="hover"))
+    return figure
+
+
+def _pareto_figure(data: Columns, look: dict[str, str], time_unit: str, memory_unit: str) -> Any:
+    figure = _figure(
+        look, height=250, x_axis_label=f"step, {time_unit}", y_axis_label=f"peak of the fullest rank, {memory_unit}", name="pareto"
+    )
+    figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.22
+    source = _source(data, "pareto")
+    points = figure.scatter(
+        "step", "peak", marker="marker", size=13, fill_color="colour", fill_alpha="fill", line_color="colour", line_width=2, source=source
+    )
+    figure.text(
+        "step", "peak", "name", x_offset=11, y_offset=-6, text_font_size="11px", text_color=look["text"], source=source
+    )
+    figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
+    tips = [("", "@name"), ("step", f"@step{{0.000}} {time_unit}"), ("peak", f"@peak{{0.00}} {memory_unit}"), ("", "@says")]
+    figure.add_tools(_tool([points], tips, name="hover"))
+    return figure
+
+
+def _bars_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str) -> Any:
+    models: Any = importlib.import_module("bokeh.models")
+    names = list(reversed(data["bars"]["name"])) or ["none"]
+    figure = _figure(look, height=250, y_range=models.FactorRange(*names, name="names"), x_axis_label=f"mean of the ranks, {time_unit}", name="bars")
+    figure.x_range.start = 0
+    figure.x_range.range_padding = 0.03
+    figure.ygrid.grid_line_color = None
+    dark = theme == "dark"
+    colours = [BREAKDOWN_COLOURS["compute"][dark], *(IDLE[p][dark] for p in PHASES)]
+    parts = ["busy", *PHASES]
+    stacks = figure.hbar_stack(parts, y="name", height=0.56, color=colours, line_color=look["ground"], source=_source(data, "bars"))
+    for part, bar in zip(parts, stacks, strict=True):
+        said = "in actions" if part == "busy" else f"idle, {part.replace('_', '-')}"
+        figure.add_tools(_tool([bar], [("", "@name"), (said, f"@{part}{{0.000}} {time_unit}")], name="hover"))
+    under = models.Dodge(value=-0.37, range=figure.y_range)
+    path = figure.hbar(
+        y={"field": "name", "transform": under}, right="transfer", height=0.13, color=CLASSES[4][1 + dark], source=_source(data, "transfer")
+    )
+    figure.add_tools(
+        _tool([path], [("", "@name"), ("transfers on the critical path", f"@transfer{{0.000}} {time_unit}")], name="hover")
+    )
+    return figure
+
+
+def legend(theme: str) -> list[tuple[str, str]]:
+    """Return (name, colour) of the parts of the bars."""
+    dark = theme == "dark"
+    parts = [("in actions", BREAKDOWN_COLOURS["compute"][dark])]
+    parts += [(f"idle, {p.replace('_', '-')}", IDLE[p][dark]) for p in PHASES]
+    return [*parts, (CLASSES[4][0], CLASSES[4][1 + dark])]
