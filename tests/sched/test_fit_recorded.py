@@ -43,7 +43,7 @@ def test_costs_of_a_recorded_job(tmp_path, world_size, changes, name):
     assert set(costs.table.samples) == {(STEPS - 1) * m * world_size // 2}
     assert (costs.forward_s > 0).all() and (costs.backward_weight_s > 0).all() and len(costs.forward_s) == 2 * chunks
     assert costs.forward_s[-1] > costs.forward_s[:-1].min(), "the last stage has the loss"
-    assert 0 < costs.p2p_s < 0.05 and costs.message_bytes == 64 * 32 * 4 * settings.microbatch_size
+    assert 0 < costs.p2p_s < 0.05 and costs.message_bytes == 64 * 32 * 4 * settings.micro_batch
     assert costs.optimizer_s > 0 and 0 < costs.launch_s < 0.01
     assert np.all(np.asarray(costs.reduce_s) > 0) == (settings.pp * settings.tp < world_size)
     waits = costs.table.wait_s.max()
