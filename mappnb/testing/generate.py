@@ -130,6 +130,7 @@ def generate_run(
     plan.data_s, plan.checkpoint_every, plan.checkpoint_s = data_s, checkpoint_every, checkpoint_s
     ends = plan.ends if plan.shares_embedding else None
     members = Members.of(layout, ranks_per_host=ranks_per_host, ends=ends)
+    _check_experts(layout, members)
     step = build_step(plan, members)
     for fault in faults:
         check(fault, step, num_steps)
@@ -185,8 +186,12 @@ def _check_numbers(
 def _schedule(schedule: str | Schedule, layout: Layout, num_microbatches: int) -> Schedule:
     """Return a valid schedule whose ranks and stages are those of the layout."""
     if isinstance(schedule, str):
-        sizes = {"num_stages": layout.num_stages, "num_microbatches": num_microbatches}
-        schedule = build_schedule(schedule, num_chunks=layout.num_chunks, **sizes)
+        name, sizes = schedule, {"num_microbatches": num_microbatches, "num_chunks": layout.num_chunks}
+        schedule = build_schedule(name, num_stages=layout.num_stages, **sizes)
+        if (
+            schedule.placement.backward is not None and layout.pp % 2 == 0
+        ):  # a rank for the forwards, one for the backwards
+            schedule = build_schedule(name, num_stages=layout.num_stages // 2, **sizes)
     schedule.validate()
     if schedule.num_ranks != layout.pp:
         raise ScheduleError(
@@ -237,6 +242,18 @@ def _plan(sched: Schedule, layout: Layout, costs: Costs, num_layers: int | None,
         checkpoint_s=0.0,
         checkpoint_every=0,
     )
+
+
+def _check_experts(layout: Layout, members: Members) -> None:
+    """Raise LayoutError if an expert group reaches over several stages: its collectives would wait for one another."""
+    for group in members.groups["ep"]:
+        stages = np.unique(members.coords["pp"][list(group)])
+        if len(stages) > 1:
+            raise LayoutError(
+                f"the expert group of ranks {list(group)[:8]} has members on pipeline ranks {stages.tolist()}, for order {layout.order!r} "
+                f"puts pp before other axes and etp {layout.etp} is not tp {layout.tp}; use Layout(etp={layout.tp}) or an order that "
+                "ends in pp, such as 'tp-cp-ep-dp-pp'"
+            )
 
 
 def _write(out: Output, noise: Noise, num_steps: int) -> Any:

@@ -44,6 +44,13 @@ COSTS = Costs(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _no_sync(request, monkeypatch):
+    """What is tested here is what is written, not that it outlives the machine."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr("mappnb.segment_writer.os.fsync", lambda file: None)
+
+
 def generate(path, **options):
     """A run of 8 ranks by default, and its truth."""
     options = {"layout": SMALL, "num_microbatches": 4, "num_steps": 2, "costs": COSTS, **options}
@@ -112,6 +119,7 @@ CASES = {
     "zero-bubble": {"schedule": "zb_h1", "layout": Layout(pp=4, dp=2)},
     "v": {"schedule": "zb_v", "layout": Layout(pp=4, dp=2, num_chunks=2, stage_order="v")},
     "dualpipe": {"schedule": "dualpipe", "layout": Layout(pp=4, dp=2), "num_microbatches": 8},
+    "fbd": {"schedule": "fbd", "layout": Layout(pp=4, dp=2)},
     "moe-cp-layers": {"layout": Layout(tp=2, cp=2, ep=4, dp=2, pp=2), "detail": "layers", "ranks_per_host": 4},
     "order": {"layout": Layout(tp=2, dp=2, pp=2, order="tp-pp-cp-ep-dp")},
     "sends": {"costs": Costs(forward_s=0.01, backward_input_s=0.01, backward_weight_s=0.01, p2p_s=1e-3, send="sync")},
@@ -128,13 +136,9 @@ def test_a_run_is_complete_causal_and_nested(tmp_path, case):
     assert violations(events, start, end) == 0
     nested(events)
     assert len(np.unique(events["rank"].values)) == run.layout.world_size
-    actions = np.isin(events.op.values, ["forward_step", "backward_step"])
-    parts = 2 if case in ("zero-bubble", "v") else 1
-    per_rank = np.bincount(events["rank"].values[actions])
-    chunks = 2 if case == "dualpipe" else run.layout.num_chunks  # both directions pass every rank
-    microbatches = CASES[case].get("num_microbatches", 4)
-    if parts == 1 and case != "dualpipe":
-        assert (per_rank == 2 * 2 * microbatches * chunks).all()
+    stages = run.layout.num_stages // (2 if case == "fbd" else 1)
+    forwards = run.layout.dp * run.layout.cp * run.layout.tp * stages * CASES[case].get("num_microbatches", 4)
+    assert (events.op.values == "forward_step").sum() == 2 * forwards
     assert truth.step_s.shape == (2,)
     for step in range(2):
         mine = events["step"].values == step
@@ -502,6 +506,7 @@ def test_killed_rank_stops_and_the_rest_waits(tmp_path):
         ({"schedule": "zb_v", "layout": Layout(pp=2)}, ScheduleError, r"has 2 per rank"),
         ({"schedule": "1f2b"}, ScheduleError, r"did you mean '1f1b'"),
         ({"detail": "layer"}, CostError, r"did you mean 'layers'"),
+        ({"layout": Layout(tp=2, dp=2, pp=2, ep=2, order="tp-pp-cp-ep-dp")}, LayoutError, r"order that ends in pp"),
         ({"num_layers": 1}, LayoutError, r"give 2 or more"),
         ({"clocks": Clocks(jumps=((9, 1.0, 1.0),))}, LayoutError, r"hosts 0 to 0"),
         ({"costs": Costs(forward_s=1, backward_input_s=1, backward_weight_s=1, interference=0.1)}, CostError, r"leave them out"),
