@@ -17,8 +17,8 @@ import pandas as pd
 import xarray as xr
 
 import mappnb
-from mappnb.sched import Costs, Schedule, schedule, simulate
-from mappnb.sched.fit import fit_costs
+from mappnb.sched import Schedule, Straggler, schedule, simulate
+from mappnb.sched.fit import FittedCosts, fit_costs
 from mappnb.sched.measure import measure
 from mappnb.sched.replays import recorded_schedule, replay_steps
 
@@ -116,23 +116,27 @@ def run_rank(text: str, stages: list[int], chunks: int, run_dir: str, seconds: d
     return rank
 
 
-def execute(name: str, folder: str | os.PathLike[str], *, priority: bool = True) -> Executed:
+def execute(
+    name: str, folder: str | os.PathLike[str], *, priority: bool = True, slow: dict[int, float] | None = None
+) -> Executed:
     """Run a schedule on gloo ranks and return what was recorded, all steps but the first.
 
-    Without ``priority`` the ranks wake when the machine has time for them, as any program's.
+    Without ``priority`` the ranks wake when the machine has time for them, as any program's. The work of ranks in ``slow`` takes
+    that many times as long.
     """
     from capture.ranks import run_ranks
 
     sched = build(name)
-    run_dir = Path(folder) / name
+    run_dir = Path(folder) / (name if slow is None else f"{name}-slow")
     place = (sched.to_csv(), list(sched.placement.forward), sched.num_chunks)
     preload = ("torch.distributed.pipelining", "mappnb.capture.session", "mappnb.sched")
-    run_ranks(one_rank, RANKS, *place, str(run_dir), WORK_S, priority, preload=preload)
+    run_ranks(one_rank, RANKS, *place, str(run_dir), WORK_S, priority, slow or {}, preload=preload)
     return Executed(name, sched, mappnb.attach(run_dir).sel(step=slice(1, STEPS)))
 
 
-def one_rank(text, forward, chunks, run_dir, seconds, priority):
+def one_rank(text, forward, chunks, run_dir, seconds, priority, slow):
     rank = int(os.environ["RANK"])
+    seconds = {kind: s * slow.get(rank, 1.0) for kind, s in seconds.items()}
     return run_rank(text, [s for s, r in enumerate(forward) if r == rank], chunks, run_dir, seconds, priority)
 
 
@@ -150,11 +154,16 @@ def replay_error(run: Executed) -> pd.DataFrame:
     )
 
 
-def prediction(source: Executed, target: Executed) -> tuple[float, float]:
-    """(predicted, measured median) span of ``target`` in s, from costs that were fitted on ``source``."""
+def fitted(run: Executed) -> FittedCosts:
+    """The costs of a run; of backwards that are not split, the share of W is told."""
     whole = WORK_S["I"] + WORK_S["W"]
-    costs: Costs = fit_costs(source.events, steps=slice(1, STEPS), weight_fraction=WORK_S["W"] / whole)
-    return float(simulate(target.sched, costs).makespan_s), float(np.median(spans_s(target)))
+    return fit_costs(run.events, steps=slice(1, STEPS), weight_fraction=WORK_S["W"] / whole)
+
+
+def prediction(source: Executed, target: Executed, *stragglers: Straggler) -> tuple[float, float]:
+    """(predicted, measured median) span of ``target`` in s, from costs that were fitted on ``source``."""
+    found = simulate(target.sched, fitted(source), stragglers=stragglers)
+    return float(found.makespan_s), float(np.median(spans_s(target)))
 
 
 __all__ = [

@@ -8,6 +8,8 @@ import os
 import numpy as np
 import pytest
 
+from mappnb.sched import Straggler, predictable
+
 pytest.importorskip("torch", reason="runs torch.distributed.pipelining")
 from . import executed
 
@@ -60,3 +62,14 @@ def test_costs_of_one_schedule_predict_the_others(runs):
         measured = [float(np.median(executed.spans_s(t))) for t in runs.values()]
         clear = [(a, b) for a in range(len(measured)) for b in range(len(measured)) if measured[a] < 0.95 * measured[b]]
         assert clear and all(predicted[a] < predicted[b] for a, b in clear)
+
+
+def test_an_injected_straggler_is_predicted_and_named(runs, tmp_path):
+    """One rank takes twice as long: the clean run's costs with that straggler, and the ranks whose operations changed."""
+    slow = executed.execute("1f1b", tmp_path, slow={2: 2.0})
+    predicted, measured = executed.prediction(runs["1f1b"], slow, Straggler(rank=2, factor=2.0))
+    print(f"predicted {predicted:.4f} s, measured {measured:.4f} s: {predicted / measured - 1:+.2%}")
+    assert abs(predicted / measured - 1) <= 0.05
+    assert measured > 1.5 * float(np.median(executed.spans_s(runs["1f1b"])))
+    verdict = predictable(runs["1f1b"].events, slow.events)
+    assert not verdict and set(verdict.changed["rank"]) == {2} and verdict.busy_ratio == pytest.approx(2, rel=0.02)
