@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,34 @@ from mappnb.terms import Flag
 __all__ = ["Index", "decode_closed", "read_closed", "read_index", "read_open", "rows_of", "verify_closed"]
 
 
-@dataclass(slots=True)
+class _OpenFiles:
+    """Segments whose files are open: so many at most that a run of ten thousand ranks does not use up the process's files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, weakref.ref[Index]] = OrderedDict()
+
+    def keep(self, index: Index) -> None:
+        """Take note that the file of ``index`` stays open; close those that were not used for longest."""
+        with self._lock:
+            self._open[id(index)] = weakref.ref(index)
+            self._open.move_to_end(id(index))
+            while len(self._open) > _limit():
+                oldest = self._open.popitem(last=False)[1]()
+                if oldest is not None:
+                    oldest.file = None  # whoever reads from it holds it; else this closes it
+
+
+@cache
+def _limit() -> int:
+    """Return how many files may stay open: a quarter of what the process may have, at most 1024."""
+    return max(16, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+
+_OPEN = _OpenFiles()
+
+
+@dataclass(slots=True, weakref_slot=True)
 class Index:
     """What a reader knows of a closed segment without decoding a row.
 
@@ -63,6 +95,7 @@ class Index:
             return file.read_row_groups(row_groups, columns=columns, use_threads=False)
         finally:
             self.file = file
+            _OPEN.keep(self)
 
     def overlapping(self, time_ns: tuple[int, int] | None, steps: tuple[int, int] | None) -> list[int]:
         """Return the row groups that may hold rows of a window: ``[t0, t1)`` in ns, steps first to last inclusive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import xarray as xr
 
 import mappnb
+from mappnb import segments
 from mappnb.errors import MappnbError
 from mappnb.layout import Layout
 from mappnb.schema import EVENTS, check
@@ -218,3 +220,21 @@ def test_peak_of_known_devices(device, peak):
     from mappnb.devices import peak_flops_of
 
     assert peak_flops_of(device) == peak
+
+
+def test_a_run_of_many_ranks_does_not_use_up_the_files_of_the_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "_limit", lambda: 16)
+    path = make_run(tmp_path / "run", num_steps=1, layout=Layout(dp=60))
+    run = mappnb.attach(path)
+    whole = run.sel()
+
+    def held() -> int:
+        links = (
+            os.readlink(f"/proc/self/fd/{f}")
+            for f in os.listdir("/proc/self/fd")
+            if os.path.islink(f"/proc/self/fd/{f}")
+        )
+        return sum(str(path) in link for link in links)
+
+    assert len(np.unique(whole["rank"])) == 60 and held() <= 16
+    assert run.sel().sizes == whole.sizes and 0 < held() <= 16
