@@ -20,6 +20,7 @@ COMMANDS = (
     ["bench_timeline_canvas.py"],
     ["bench_array_view.py"],
     ["bench_schedules.py"],
+    ["bench_executed_schedules.py"],
 )
 
 
