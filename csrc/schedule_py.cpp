@@ -1,9 +1,11 @@
 // Python's view of schedule.hpp: arrays in, arrays out.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include "schedule.hpp"
@@ -41,9 +43,10 @@ void check(Pass& p, int64_t num_codes, size_t durations, bool known) {
   require(num_codes == 0 || (stage < p.stages && microbatch < p.microbatches), "an action outside the sizes");
 }
 
-nb::object schedule_times(Codes codes, Offsets offsets, int stages, int microbatches, int64_t mirrored_from,
-                          Table3 duration, double overlap_ratio, Table3 latency, Table3 wire, Links3 link, bool ships,
-                          int links, int send, bool known, bool paired, Out start, Out end) {
+std::optional<std::vector<int64_t>> schedule_times(Codes codes, Offsets offsets, int stages, int microbatches,
+                                                   int64_t mirrored_from, Table3 duration, double overlap_ratio,
+                                                   Table3 latency, Table3 wire, Links3 link, bool ships, int links,
+                                                   int send, bool known, bool paired, Out start, Out end) {
   Pass p{};
   p.codes = codes.data();
   p.offsets = offsets.data();
@@ -73,8 +76,8 @@ nb::object schedule_times(Codes codes, Offsets offsets, int stages, int microbat
     came = run_pass(p);
   }
   for (int r = 0; r < p.ranks; r++)
-    if (came[r] < p.offsets[r + 1]) return nb::cast(came);
-  return nb::none();
+    if (came[r] < p.offsets[r + 1]) return came;
+  return std::nullopt;
 }
 
 void generate(int ranks, int chunks, int microbatches, int group, Offsets warm_up,

@@ -231,7 +231,8 @@ def _order(sched: Schedule) -> int | None:
     mirrored = sched.placement.mirrored_from
     done = _core.schedule_times(
         sched.codes, sched.offsets, sched.num_stages, sched.num_microbatches, -1 if mirrored is None else mirrored,
-        np.zeros((4, sched.num_stages, 1)), 1.0, none, none, np.full(shape, -1, np.int32), ships, 0, 0, *sched._known, nothing[0], nothing[1],
+        np.zeros((4, sched.num_stages, 1)), 1.0, none, none, np.full(shape, -1, np.int32), ships, 0, 0,
+        *sched._known, *nothing,
     )  # fmt: skip
     if done is None:
         return None if not _weights_early(sched) else len(sched) - 1
