@@ -21,7 +21,8 @@ def number_text(value: float, unit: str = "", digits: int = 4) -> str:
     """Return a number with its unit; a dash for what is not a number."""
     if not np.isfinite(value):
         return "–"
-    return f"{value:.{digits}g}{' ' + unit if unit else ''}"
+    said = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{digits}g}"
+    return f"{said} {unit}" if unit else said
 
 
 def change_text(model: LabModel, outcome: Outcome) -> str:
@@ -34,7 +35,15 @@ def change_text(model: LabModel, outcome: Outcome) -> str:
     change = outcome.numbers.step_s / reference.numbers.step_s - 1
     if model.replay is not None and abs(change) <= model.replay.resolution:
         return "within the error"
-    return f"{change:+.1%}"
+    return f"{change:+.1%}" if abs(change) >= 5e-4 else "same"
+
+
+def edge_text(edge: tuple[int, int, float] | None, units: Units) -> str:
+    """Return a link with what its messages have to spare."""
+    if edge is None:
+        return "–"
+    spare = edge[2] * units.time_scale
+    return f"{edge[0]}→{edge[1]}, {f'{number_text(spare, units.time, 3)} to spare' if spare > 1e-9 else 'nothing to spare'}"
 
 
 def table_rows(model: LabModel, units: Units) -> list[dict[str, Any]]:
@@ -53,7 +62,7 @@ def table_rows(model: LabModel, units: Units) -> list[dict[str, Any]]:
                 f"{n.span_bubble_fraction:.1%}",
                 number_text(float(n.peak_memory.max(initial=0.0)) * units.memory_scale, units.memory, 3),
                 number_text(n.critical_path_s * units.time_scale, units.time),
-                f"{edge[0]}→{edge[1]}, {number_text(edge[2] * units.time_scale, units.time, 3)} spare" if edge else "–",
+                edge_text(edge, units),
                 "yes" if o.fits else "no",
             ]
         out.append({"label": o.entry.label, "cells": cells, "why": o.why, "fits": o.fits, "index": i})

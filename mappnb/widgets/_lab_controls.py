@@ -46,7 +46,7 @@ class Units:
     @classmethod
     def of(cls, costs: Costs, longest_s: float) -> Units:
         """Return units in which a step and an activation are handy numbers."""
-        time, scale = next(u for u in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)) if longest_s * u[1] >= 2 or u[0] == "µs")
+        time, scale = next(u for u in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)) if longest_s * u[1] >= 30 or u[0] == "µs")
         most = float(np.max(np.asarray(costs.activation, np.float64)))
         if is_number(costs.activation) and most == 1.0:
             return cls(time, scale, "microbatches", 1.0)
@@ -113,12 +113,12 @@ def values_of(base: Costs, settings: Settings, units: Units) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in KNOBS:
         value = settings.adjust.get(name, base_of(base, name))
-        out[name] = value * _scale(base, name, units)
+        out[name] = float(f"{value * _scale(base, name, units):.12g}")
     limit = settings.memory_limit
     slow = settings.slow
     return out | {
         "num_microbatches": settings.num_microbatches,
-        "memory_limit": None if limit is None else float(np.max(limit)) * units.memory_scale,
+        "memory_limit": None if limit is None else float(f"{np.max(limit) * units.memory_scale:.12g}"),
         "slow_kind": slow.kind,
         "slow_which": slow.which,
         "slow_factor": slow.factor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,8 @@ class Entry:
     def code(self) -> str:
         """The entry as it is written in Python; a schedule that was given by its label as a variable."""
         if self.given is not None:
-            return self.label.replace(" ", "_")
+            word = re.sub(r"\W+", "_", self.label).strip("_")
+            return word if word.isidentifier() else f"schedule_{word}"
         return repr((self.name, dict(self.options))) if self.options else repr(self.name)
 
 

@@ -15,7 +15,7 @@ from mappnb.widgets._lab_lanes import CLASSES
 from mappnb.widgets._lab_model import LabModel
 from mappnb.widgets._lab_numbers import PHASES
 
-__all__ = ["MARKERS", "Columns", "bokeh_js", "columns", "figures", "series_colours"]
+__all__ = ["MARKERS", "Columns", "bokeh_js", "columns", "figures", "legend", "memory_columns", "series_colours"]
 
 Array = np.ndarray[Any, Any]
 Columns = dict[str, dict[str, Any]]
@@ -53,7 +53,7 @@ def _rank_colour(rank: int, ranks: int, theme: str) -> str:
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(*ends, strict=True))
 
 
-def columns(model: LabModel, selected: str, *, time_scale: float, memory_scale: float, theme: str = "light") -> Columns:
+def columns(model: LabModel, selected: str, *, time_scale: float, memory_scale: float) -> Columns:
     """Return the data of every plot.
 
     Parameters
@@ -63,23 +63,25 @@ def columns(model: LabModel, selected: str, *, time_scale: float, memory_scale: 
         Label of the schedule whose memory is shown.
     time_scale, memory_scale : float
         Plotted units in a second, and in a unit of the costs' memory.
-    theme : str
-        ``"light"`` or ``"dark"``.
+
+    Notes
+    -----
+    Colours are there for both themes, ``colour_light`` and ``colour_dark``.
     """
-    out = {
-        "memory": _memory(model, selected, time_scale, memory_scale, theme),
+    return {
+        "memory": memory_columns(model, selected, time_scale=time_scale, memory_scale=memory_scale),
         "limit": _limit(model, time_scale, memory_scale),
-        "pareto": _pareto(model, time_scale, memory_scale, theme),
+        "pareto": _pareto(model, time_scale, memory_scale),
         "transfer": _transfer(model, time_scale),
+        "bars": _bars(model, time_scale),
     }
-    out["bars"] = _bars(model, time_scale)
-    return out
 
 
-def _memory(model: LabModel, selected: str, time_scale: float, memory_scale: float, theme: str) -> dict[str, Any]:
+def memory_columns(model: LabModel, selected: str, *, time_scale: float, memory_scale: float) -> dict[str, Any]:
+    """Return the memory of one schedule over time, a staircase for each rank; empty where it cannot run."""
     outcome = model.find(selected)
     if outcome is None or outcome.numbers is None:
-        return {"t": [], "held": [], "name": [], "colour": []}
+        return {"t": [], "held": [], "name": [], "colour_light": [], "colour_dark": []}
     n = outcome.numbers
     ranks = n.schedule.num_ranks
     times, helds = [], []
@@ -88,8 +90,8 @@ def _memory(model: LabModel, selected: str, time_scale: float, memory_scale: flo
         t, held = _steps(n.memory.time_s[mine], n.memory.held[mine], n.step_s)
         times.append((t * time_scale).astype(np.float32))
         helds.append(((held + n.static_memory[r]) * memory_scale).astype(np.float32))
-    colours = [_rank_colour(r, ranks, theme) for r in range(ranks)]
-    return {"t": times, "held": helds, "name": [f"rank {r}" for r in range(ranks)], "colour": colours}
+    colours = {f"colour_{theme}": [_rank_colour(r, ranks, theme) for r in range(ranks)] for theme in THEMES}
+    return {"t": times, "held": helds, "name": [f"rank {r}" for r in range(ranks)], **colours}
 
 
 def _steps(time: Array, held: Array, end: float) -> tuple[Array, Array]:
@@ -114,17 +116,44 @@ def _limit(model: LabModel, time_scale: float, memory_scale: float) -> dict[str,
     return {"y": np.array(levels, np.float32)}
 
 
-def _pareto(model: LabModel, time_scale: float, memory_scale: float, theme: str) -> dict[str, Any]:
-    rows = [(i, o) for i, o in enumerate(model.outcomes) if o.numbers is not None]
+def _pareto(model: LabModel, time_scale: float, memory_scale: float) -> dict[str, Any]:
+    rows = [(i, o, o.numbers) for i, o in enumerate(model.outcomes) if o.numbers is not None]
+    step = np.array([n.step_s * time_scale for _, _, n in rows], np.float32)
+    peak = np.array([n.peak_memory.max() * memory_scale for _, _, n in rows], np.float32)
+    names = [o.entry.label for _, o, _ in rows]
     return {
-        "step": np.array([o.numbers.step_s * time_scale for _, o in rows if o.numbers], np.float32),
-        "peak": np.array([o.numbers.peak_memory.max() * memory_scale for _, o in rows if o.numbers], np.float32),
-        "name": [o.entry.label for _, o in rows],
-        "colour": [series_colours(i, theme) for i, _ in rows],
-        "fill": np.array([0.9 if o.fits else 0.0 for _, o in rows], np.float32),
-        "marker": [MARKERS[i % len(MARKERS)] for i, _ in rows],
-        "says": ["fits" if o.fits else "does not fit in the memory limit" for _, o in rows],
+        "step": step,
+        "peak": peak,
+        "name": names,
+        "said": _said(step, peak, names),
+        **_places(step),
+        **{f"colour_{theme}": [series_colours(i, theme) for i, _, _ in rows] for theme in THEMES},
+        "fill": np.array([0.9 if o.fits else 0.0 for _, o, _ in rows], np.float32),
+        "marker": [MARKERS[i % len(MARKERS)] for i, _, _ in rows],
+        "says": ["fits" if o.fits else "does not fit in the memory limit" for _, o, _ in rows],
     }
+
+
+def _places(step: Array) -> dict[str, Any]:
+    """Return where the text of each point goes: to its right above it, of those in the right half to its left below it."""
+    late = step > (step.min(initial=np.inf) + step.max(initial=-np.inf)) / 2 if len(step) else np.zeros(0, bool)
+    return {
+        "align": ["right" if v else "left" for v in late],
+        "dx": np.where(late, -11, 11).astype(np.float32),
+        "dy": np.where(late, 18, -6).astype(np.float32),
+    }
+
+
+def _said(step: Array, peak: Array, names: list[str]) -> list[str]:
+    """Return the text beside each point; points that lie (nearly) on one another share the one of the first."""
+    out = list(names)
+    for i in range(len(names)):
+        for k in range(i):
+            apart = abs(step[i] - step[k]) > 0.04 * np.ptp(step) or abs(peak[i] - peak[k]) > 0.06 * np.ptp(peak)
+            if not apart and out[k]:
+                out[k], out[i] = f"{out[k]}, {names[i]}", ""
+                break
+    return out
 
 
 def _bars(model: LabModel, time_scale: float) -> dict[str, Any]:
@@ -156,11 +185,10 @@ def bokeh_js() -> tuple[str, bytes]:
 def figures(data: Columns, *, theme: str, time_unit: str, memory_unit: str) -> dict[str, Any]:
     """Return each figure as bokeh's JSON, by name: ``memory``, ``pareto``, ``bars``."""
     embed: Any = importlib.import_module("bokeh.embed")
-    look = THEMES[theme]
     made = {
-        "memory": _memory_figure(data, look, time_unit, memory_unit),
-        "pareto": _pareto_figure(data, look, time_unit, memory_unit),
-        "bars": _bars_figure(data, look, theme, time_unit),
+        "memory": _memory_figure(data, theme, time_unit, memory_unit),
+        "pareto": _pareto_figure(data, theme, time_unit, memory_unit),
+        "bars": _bars_figure(data, theme, time_unit),
     }
     return {name: embed.json_item(figure) for name, figure in made.items()}
 
@@ -179,8 +207,7 @@ def _figure(look: dict[str, str], **options: Any) -> Any:
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=look["line"],
-        min_border_right=14,
-        **options,
+        **{"min_border_right": 14, **options},
     )
     for axis in (*figure.xaxis, *figure.yaxis):
         axis.axis_label_text_color = look["muted"]
@@ -200,12 +227,13 @@ def _tool(renderers: list[Any], tips: list[tuple[str, str]], **options: Any) -> 
     return models.HoverTool(renderers=renderers, tooltips=tips, **options)
 
 
-def _memory_figure(data: Columns, look: dict[str, str], time_unit: str, memory_unit: str) -> Any:
+def _memory_figure(data: Columns, theme: str, time_unit: str, memory_unit: str) -> Any:
+    look = THEMES[theme]
     models: Any = importlib.import_module("bokeh.models")
-    figure = _figure(look, height=150, min_border_left=64, y_axis_label=memory_unit, x_axis_label=f"time, {time_unit}", name="memory")
+    figure = _figure(look, height=170, min_border_left=64, min_border_right=0, y_axis_label=memory_unit, x_axis_label=f"time, {time_unit}")
     figure.x_range = models.Range1d(0, 1, name="time")
     figure.y_range = models.DataRange1d(start=0, range_padding=0.08, only_visible=True)
-    lines = figure.multi_line("t", "held", line_color="colour", line_width=1.6, line_alpha=0.9, source=_source(data, "memory"))
+    lines = figure.multi_line("t", "held", line_color=f"colour_{theme}", line_width=1.6, line_alpha=0.9, source=_source(data, "memory"))
     figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
     cursor = models.ColumnDataSource(name="cursor", data={"x": []})
     figure.vspan(x="x", line_color=look["muted"], line_width=1, source=cursor)
@@ -214,17 +242,18 @@ def _memory_figure(data: Columns, look: dict[str, str], time_unit: str, memory_u
     return figure
 
 
-def _pareto_figure(data: Columns, look: dict[str, str], time_unit: str, memory_unit: str) -> Any:
+def _pareto_figure(data: Columns, theme: str, time_unit: str, memory_unit: str) -> Any:
+    look = THEMES[theme]
     figure = _figure(
-        look, height=250, x_axis_label=f"step, {time_unit}", y_axis_label=f"peak of the fullest rank, {memory_unit}", name="pareto"
+        look, height=250, x_axis_label=f"step, {time_unit}", y_axis_label=f"peak of the fullest rank, {memory_unit}"
     )
     figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.22
     source = _source(data, "pareto")
     points = figure.scatter(
-        "step", "peak", marker="marker", size=13, fill_color="colour", fill_alpha="fill", line_color="colour", line_width=2, source=source
+        "step", "peak", marker="marker", size=13, fill_color=f"colour_{theme}", fill_alpha="fill", line_color=f"colour_{theme}", line_width=2, source=source
     )
     figure.text(
-        "step", "peak", "name", x_offset=11, y_offset=-6, text_font_size="11px", text_color=look["text"], source=source
+        "step", "peak", "said", x_offset="dx", y_offset="dy", text_align="align", text_font_size="11px", text_color=look["text"], source=source
     )
     figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
     tips = [("", "@name"), ("step", f"@step{{0.000}} {time_unit}"), ("peak", f"@peak{{0.00}} {memory_unit}"), ("", "@says")]
@@ -232,10 +261,11 @@ def _pareto_figure(data: Columns, look: dict[str, str], time_unit: str, memory_u
     return figure
 
 
-def _bars_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str) -> Any:
+def _bars_figure(data: Columns, theme: str, time_unit: str) -> Any:
+    look = THEMES[theme]
     models: Any = importlib.import_module("bokeh.models")
     names = list(reversed(data["bars"]["name"])) or ["none"]
-    figure = _figure(look, height=250, y_range=models.FactorRange(*names, name="names"), x_axis_label=f"mean of the ranks, {time_unit}", name="bars")
+    figure = _figure(look, height=250, y_range=models.FactorRange(*names, name="names"), x_axis_label=f"mean of the ranks, {time_unit}")
     figure.x_range.start = 0
     figure.x_range.range_padding = 0.03
     figure.ygrid.grid_line_color = None

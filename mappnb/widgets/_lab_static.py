@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mappnb.svg import Canvas, ticks
-from mappnb.widgets._lab_answers import TABLE_COLUMNS, table_rows
+from mappnb.widgets._lab_answers import TABLE_COLUMNS, pack_columns, table_rows
 from mappnb.widgets._lab_controls import Units
 from mappnb.widgets._lab_lanes import CLASSES, Lane
 from mappnb.widgets._lab_model import LabModel
-from mappnb.widgets._lab_plots import bokeh_js, columns, figures
+from mappnb.widgets._lab_plots import bokeh_js, columns, figures, memory_columns
 from mappnb.widgets._messages import with_arrays
 from mappnb.widgets._png import data_uri, palette_png
 from mappnb.widgets.view import static_text
@@ -174,37 +174,29 @@ class LabSnapshot:
 # --------------------------------------------------------------------------------------------------------------- page
 def page(lab: ScheduleLab, model: LabModel, lanes: list[Lane], units: Units) -> str:
     """Return one self-contained HTML page: timelines that pan and zoom by themselves, the plots, the numbers."""
-    theme = lab.theme
-    state = lab._state(whole=True)
+    from mappnb.widgets.schedule_lab import ScheduleLab
+
+    state = lab.state(whole=True)
     content, _ = with_arrays(dict(state.content), state.arrays, binary=False)
-    by_label = {}
-    for outcome in model.outcomes:
-        lab.theme = "light"
-        told = _memory_of(lab, model, outcome.entry.label, units)
-        by_label[outcome.entry.label] = told
-    made = {}
-    for name in ("light", "dark"):
-        data = columns(
-            model, lab.selected, time_scale=units.time_scale, memory_scale=units.memory_scale, theme=name
-        )
-        made[name] = figures(data, theme=name, time_unit=units.time, memory_unit=units.memory)
-    lab.theme = theme
+    scales = {"time_scale": units.time_scale, "memory_scale": units.memory_scale}
+    data = columns(model, lab.selected, **scales)
+    made = {t: figures(data, theme=t, time_unit=units.time, memory_unit=units.memory) for t in ("light", "dark")}
     version, packed = bokeh_js()
-    data_ = {
+    whole = {
         "state": content,
         "lanes": {lane.label: _lane_data(lane, model) for lane in lanes},
-        "memory": by_label,
+        "memory": {o.entry.label: _memory_of(model, o.entry.label, scales) for o in model.outcomes},
         "figures": made,
         "bokeh": {"version": version, "gzip": base64.b64encode(packed).decode("ascii")},
         "code": lab.code,
     }
-    safe = json.dumps(data_, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    script = f"{type(lab)._esm}".rsplit("export default", 1)[0]
+    safe = json.dumps(whole, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    script = f"{ScheduleLab._esm}".rsplit("export default", 1)[0]
     title = html.escape(lab.describe())
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{type(lab)._css}'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{ScheduleLab._css}'
         "body{margin:16px;font-family:system-ui,sans-serif;background:#fff;color:#1b1f24}"
-        "@media(prefers-color-scheme:dark){body{background:#111111;color:#e6e6e6}}</style></head>"
+        "@media(prefers-color-scheme:dark){body{background:#15181c;color:#e6e6e6}}</style></head>"
         f'<body><main><h1 style="font-size:18px">{title}</h1><div id="view"></div></main>'
         f'<script type="application/json" id="data">{safe}</script>'
         f'<script type="module">{script}\n{static_text("static_kernel.js")}\n{static_text("lab_static.js")}\n'
@@ -213,11 +205,8 @@ def page(lab: ScheduleLab, model: LabModel, lanes: list[Lane], units: Units) -> 
     )
 
 
-def _memory_of(lab: ScheduleLab, model: LabModel, label: str, units: Units) -> dict[str, Any]:
-    from mappnb.widgets._lab_answers import pack_columns
-
-    scales = {"time_scale": units.time_scale, "memory_scale": units.memory_scale}
-    told, arrays = pack_columns({"memory": columns(model, label, **scales)["memory"]})
+def _memory_of(model: LabModel, label: str, scales: dict[str, float]) -> dict[str, Any]:
+    told, arrays = pack_columns({"memory": memory_columns(model, label, **scales)})
     return with_arrays({"kind": "pick", "selected": label, "plots": told}, arrays, binary=False)[0]
 
 

@@ -21,7 +21,7 @@ from mappnb.widgets._lab_entries import Entry, EntryLike, Sizes, choices, entrie
 from mappnb.widgets._lab_lanes import Lane
 from mappnb.widgets._lab_model import REPLAY, LabModel
 from mappnb.widgets._lab_numbers import Limit
-from mappnb.widgets._lab_plots import bokeh_js, columns, figures, legend
+from mappnb.widgets._lab_plots import bokeh_js, columns, figures, legend, memory_columns
 from mappnb.widgets._lab_settings import Settings, Slow, base_of, checked, costs_code, stragglers_code
 from mappnb.widgets._messages import Answer, number, text, whole
 from mappnb.widgets._timeline_options import PARTS
@@ -173,7 +173,7 @@ class ScheduleLab(View):
         rest = {k: values[k] for k in known if k in values}
         new = {n: getattr(old, n) for n in ("num_microbatches", "memory_limit", "slow", "seed")} | rest
         self._update(Settings({**old.adjust, **checked(adjust)}, **new))
-        self.send_answer(self._state())
+        self.send_answer(self.state())
 
     @property
     def code(self) -> str:
@@ -234,12 +234,13 @@ class ScheduleLab(View):
         if "lane" in content:
             return self._of_lane(content, self._lane(content).meta(self._model.longest_s * 1e9) | {"kind": "meta"})
         super().on_ready(content)
-        self.send_answer(self._state(whole=True))
+        self.send_answer(self.state(whole=True))
         return None
 
-    def _state(self, *, whole: bool = False) -> Answer:
+    def state(self, *, whole: bool = False) -> Answer:
+        """Return everything that the browser shows; ``whole``: with the controls and what never changes."""
         model, units = self._model, self._units
-        told, arrays = pack_columns(self._columns())
+        told, arrays = pack_columns(columns(model, self._selected, **self._scales()))
         content: dict[str, Any] = {
             "kind": "state",
             "values": values_of(model.base, model.settings, units),
@@ -268,11 +269,8 @@ class ScheduleLab(View):
         recorded = self._model.recorded
         return f"The recorded schedule cannot be replayed: {recorded.why}" if recorded is not None else ""
 
-    def _columns(self) -> Any:
-        units = self._units
-        return columns(
-            self._model, self._selected, time_scale=units.time_scale, memory_scale=units.memory_scale, theme=self.theme
-        )
+    def _scales(self) -> dict[str, float]:
+        return {"time_scale": self._units.time_scale, "memory_scale": self._units.memory_scale}
 
     def on_set(self, content: dict[str, Any]) -> Answer:
         """Move knobs and compute; answer with everything that changed."""
@@ -280,7 +278,7 @@ class ScheduleLab(View):
         if not isinstance(values, dict):
             raise MappnbError(f"message 'set': values is {values!r:.80}; expected a mapping")
         self._update(changed(self._model.settings, values, self._model.base, self._units, seed=self._seed))
-        return self._state()
+        return self.state()
 
     def on_choose(self, content: dict[str, Any]) -> Answer:
         """Compare other schedules."""
@@ -292,7 +290,7 @@ class ScheduleLab(View):
         self._chosen = [e.label for e in chosen]
         self._model.choose(chosen)
         self._update(self._model.settings)
-        return self._state()
+        return self.state()
 
     def on_pick(self, content: dict[str, Any]) -> Answer:
         """Show the memory of another schedule."""
@@ -301,7 +299,7 @@ class ScheduleLab(View):
         return self._picked()
 
     def _picked(self) -> Answer:
-        told, arrays = pack_columns({"memory": self._columns()["memory"]})
+        told, arrays = pack_columns({"memory": memory_columns(self._model, self._selected, **self._scales())})
         return Answer({"kind": "pick", "selected": self._selected, "plots": told}, arrays)
 
     def _tell_pick(self) -> None:
@@ -349,7 +347,8 @@ class ScheduleLab(View):
         """Answer with the figures in the colours of a theme."""
         self.theme = "dark" if content.get("theme") == "dark" else "light"
         units = self._units
-        made = figures(self._columns(), theme=self.theme, time_unit=units.time, memory_unit=units.memory)
+        data = columns(self._model, self._selected, **self._scales())
+        made = figures(data, theme=self.theme, time_unit=units.time, memory_unit=units.memory)
         return Answer({"figures": made, "theme": self.theme})
 
     # ------------------------------------------------------------------------------------------------------ static

@@ -50,6 +50,8 @@ class ScheduleLab {
     this.table = make("div", { class: "mappnb-lab-table" });
     this.root.append(this.head, this.says, this.errors.node, body, this.table, two, this.codePanel.node, this.status.node);
     el.append(this.root);
+    // An output cell of JupyterLab takes the arrow keys from sliders otherwise.
+    this.disposer.listen(this.root, "keydown", (event) => event.stopPropagation());
   }
 
   // Messages
@@ -127,11 +129,21 @@ class ScheduleLab {
       const { name, text } = head;
       name.style.setProperty("--mappnb-series", this.colourOf(told));
       text.textContent = told.says;
-      why.textContent = told.why;
-      why.hidden = !told.why;
+      this.sayWhy(why, told.why);
+      lane.host.hidden = Boolean(told.meta.empty) && !lane.withAxis;
       if (lane.told !== told) lane.take(told);
     });
     this.paintKey(lanes);
+  }
+
+  /** Why it cannot run or does not fit: the first paragraph, the grid behind a button. */
+  sayWhy(node, text) {
+    node.hidden = !text;
+    if (node.dataset.text === text) return;
+    node.dataset.text = text;
+    const [first, ...rest] = String(text).split("\n\n");
+    const more = rest.length ? [make("details", {}, [make("summary", { text: "where" }), make("pre", { text: rest.join("\n\n"), tabindex: "0" })])] : [];
+    node.replaceChildren(make("span", { text: first, dir: "auto" }), ...more);
   }
 
   rebuildLanes(lanes) {
@@ -145,7 +157,7 @@ class ScheduleLab {
       ]);
       name.onclick = () => this.pick(told.label);
       const text = make("span", { class: "mappnb-lab-says-lane" });
-      const why = make("p", { class: "mappnb-lab-why", hidden: true, dir: "auto" });
+      const why = make("div", { class: "mappnb-lab-why", hidden: true });
       const box = make("section", { class: "mappnb-lab-lane", "aria-label": told.label }, [make("div", { class: "mappnb-lab-lane-head" }, [name, text]), why, lane.host]);
       this.lanes.set(told.label, { lane, head: { name, text }, why, box });
       return box;

@@ -124,9 +124,13 @@ class LabLane extends Timeline {
     if (!state.loaded) return;
     const whole = this.isWhole();
     this.takeMeta({ ...told.meta, view: null });
-    this.resize();
     if (whole) state.jump(...state.wholeView());
     else state.jump(state.target.t0, state.target.t1);
+  }
+
+  takeMeta(meta) {
+    super.takeMeta(meta);
+    this.resize(); // another number of ranks is another height
   }
 
   isWhole() {
