@@ -223,12 +223,19 @@ nb::object record_dtype() {
   return nb::module_::import_("numpy").attr("dtype")(description);
 }
 
+// The same object each time: numpy is slow where two types are equal but not one.
+nb::handle kept_record_dtype() {
+  static PyObject* kept = nullptr;  // for good; no lock, since making it may let go of the GIL
+  if (kept == nullptr) kept = record_dtype().release().ptr();
+  return kept;
+}
+
 // Gives `words`, the packed records, to a numpy array.
 nb::object to_array(std::unique_ptr<uint64_t[]> words, uint64_t num_records) {
   uint64_t* data = words.get();
   const nb::capsule owner(words.release(), [](void* p) noexcept { delete[] static_cast<uint64_t*>(p); });
   const nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>> flat(data, {num_records * mappnb::kRecordWords}, owner);
-  return nb::cast(flat).attr("view")(record_dtype());
+  return nb::cast(flat).attr("view")(kept_record_dtype());
 }
 
 nb::object drain(Recorder& recorder) {

@@ -11,10 +11,13 @@ import pyarrow as pa
 
 from mappnb.terms import Flag
 
-__all__ = ["META", "OPEN_NAME", "SEGMENT_NAME", "TABLES", "Columns", "TableSpec", "merge_meta", "superseded"]
+__all__ = ["META", "OPEN_NAME", "SEGMENT_NAME", "TABLES", "Columns", "Rows", "TableSpec", "merge_meta", "superseded"]
 
 Columns = dict[str, np.ndarray[Any, Any]]
 """Columns of a table by name; all of one length."""
+
+Rows = Columns | np.ndarray[Any, np.dtype[np.void]]
+"""Columns, or an array of records with the same names."""
 
 SEGMENT_NAME = "seg-{:06d}.parquet"
 OPEN_NAME = "open-{:06d}.arrows"
