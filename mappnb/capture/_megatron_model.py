@@ -183,4 +183,8 @@ def lengths_of(positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the lengths of the documents of a batch, shape (document,), from positions, shape (sample, token)."""
     starts = positions == 0
     starts[:, 0] = True
-    return np.diff(np.flatnonzero(starts), append=starts.size)
+    at = starts.ravel().nonzero()[0]
+    lengths: np.ndarray[Any, Any] = np.empty_like(at)  # np.diff takes three times as long
+    np.subtract(at[1:], at[:-1], out=lengths[:-1])
+    lengths[-1:] = starts.size - at[-1:]
+    return lengths

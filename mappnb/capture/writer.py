@@ -16,24 +16,29 @@ import numpy as np
 from mappnb.capture._record import Flag
 from mappnb.capture.recorder import Recorder
 from mappnb.joining import RunWriter
-from mappnb.table_specs import TABLES, Columns
+from mappnb.table_specs import TABLES, Columns, Rows, as_records
 
-__all__ = ["EventSink", "WriterThread", "telemetry_columns"]
+__all__ = ["EventSink", "WriterThread", "telemetry_records"]
 
 HEARTBEAT_S = 2.0
+_SAMPLE = tuple(TABLES["telemetry"].columns)[1:]
+_NOTHING = {name: np.nan if TABLES["telemetry"].numpy_dtype(name).kind == "f" else -1 for name in _SAMPLE}
 _Key = tuple[int, int, int]
 _Records = np.ndarray[Any, Any]
 
 
-def telemetry_columns(time_ns: int, sample: dict[str, Any]) -> Columns:
-    """Return the columns of one telemetry sample; what it does not hold is missing."""
-    spec = TABLES["telemetry"]
-    out: Columns = {"time_ns": np.array([time_ns], np.int64)}
-    for name in list(spec.columns)[1:]:
-        dtype = spec.numpy_dtype(name)
+def telemetry_records(time_ns: int, sample: dict[str, Any]) -> Rows:
+    """Return the row of one telemetry sample; what it does not hold is missing."""
+    row: list[Any] = [time_ns]
+    for name in _SAMPLE:
         value = sample.get(name)
-        out[name] = np.array([(np.nan if dtype.kind == "f" else -1) if value is None else value], dtype)
-    return out
+        row.append(_NOTHING[name] if value is None else value)
+    return as_records("telemetry", [tuple(row)])
+
+
+def _joined(pieces: list[_Records]) -> _Records:
+    """Concatenate records as plain words: numpy copies records field by field, for a tenth of a millisecond."""
+    return np.concatenate([piece.view(np.uint64) for piece in pieces]).view(pieces[-1].dtype)
 
 
 def _keys(records: _Records) -> list[_Key]:
@@ -87,7 +92,7 @@ class EventSink:
             span["flags"] |= int(Flag.CLIPPED)
             span["duration_ns"] = np.maximum(now_ns - span["start_ns"], 0)
         self._shown = {k: known[k] for k in keys if k not in ended}
-        return np.concatenate([*gone, *new, rows]) if gone or new else rows
+        return _joined([*gone, *new, rows]) if gone or new else rows
 
     def _ended(self, rows: _Records, now_ns: int) -> set[_Key]:
         """Return the keys of the finished rows that may be of a span that was open at the last flush, or is at this one."""
@@ -104,7 +109,7 @@ class EventSink:
         self.flush()
         left = self.recorder.open_spans()
         left["flags"] |= int(Flag.CLIPPED)
-        records = np.concatenate([left, self.recorder.drain()])
+        records = _joined([left, self.recorder.drain()])
         self._shown = {}
         meta = {"now_ns": self.recorder.now_ns(), "dropped": self.recorder.stats()["dropped"]}
         self.table.append(records, meta=meta)
