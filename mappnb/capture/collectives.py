@@ -12,9 +12,8 @@ from mappnb.capture._collective_calls import (
     METHODS,
     P2P_METHODS,
     Call,
-    first_tensor,
     is_sync,
-    num_bytes,
+    payload,
     root_of,
 )
 from mappnb.capture._ddp import DdpHooks
@@ -139,18 +138,19 @@ def _run(
 
 
 def _collective(operations: Operations, call: Call, original: Function) -> Function:
-    recorder, busy, groups = operations.recorder, operations.busy, operations.groups
+    recorder, busy, group_of = operations.recorder, operations.busy, operations.groups.of
+    op, value_of, position, per_member, root = call.op, call.value, call.payload, call.per_member, call.root
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
         if busy.now or not recorder.enabled:
             return original(pg, *args, **kwargs)
         try:
-            group = groups.of(pg)
-            value = call.value(args, kwargs)
-            tensor = first_tensor(value)
-            size = num_bytes(value) * group.size if call.per_member else num_bytes(value)
-            peer = group.global_rank(root_of(args, kwargs, call.root)) if call.root >= 0 else -1
-            operation = operations.make(call.op, group, size, getattr(tensor, "dtype", None), peer)
+            group = group_of(pg)
+            tensor, size = payload(args[position] if 0 <= position < len(args) else value_of(args, kwargs))
+            peer = group.global_rank(root_of(args, kwargs, root)) if root >= 0 else -1
+            if per_member:
+                size *= group.size
+            operation = operations.make(op, group, size, getattr(tensor, "dtype", None), peer)
             operation.on_host = getattr(tensor, "is_cpu", True)
             sync = is_sync(args, kwargs)
         except Exception as err:  # noqa: BLE001
@@ -210,18 +210,19 @@ def _end_coalescing(operations: Operations, original: Function) -> Function:
 
 
 def _wait(operations: Operations, original: Function) -> Function:
-    recorder, busy = operations.recorder, operations.busy
+    recorder, busy, now = operations.recorder, operations.busy, operations.recorder.now_ns
+    take, waited = operations.take, operations.waited
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
         if busy.now or not recorder.enabled:
             return original(work, *args, **kwargs)
         flags = FAILED
         try:
-            pending = operations.take(id(work), work)
+            pending = take(id(work), work)
         except Exception as err:  # noqa: BLE001
             operations.session.fail("wait", err)
             return original(work, *args, **kwargs)
-        start_ns = recorder.now_ns()
+        start_ns = now()
         busy.now = True
         try:
             result = original(work, *args, **kwargs)
@@ -230,7 +231,7 @@ def _wait(operations: Operations, original: Function) -> Function:
         finally:
             busy.now = False
             try:
-                operations.waited(pending, start_ns, work, flags)
+                waited(pending, start_ns, work, flags)
             except Exception as err:  # noqa: BLE001
                 operations.session.fail("wait", err)
 

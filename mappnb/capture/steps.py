@@ -53,10 +53,10 @@ class Pending:
 
     def __init__(self, value: Any) -> None:
         self._event = None
-        if isinstance(value, Deferred):
-            pass
-        elif isinstance(value, (int, float)):
+        if isinstance(value, (int, float)):
             value = float(value)
+        elif isinstance(value, Deferred):
+            pass
         elif hasattr(value, "detach"):
             value = value.detach()
             if not value.is_cuda and value.numel() == 1:
