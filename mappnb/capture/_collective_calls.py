@@ -32,7 +32,7 @@ def first_tensor(value: Any) -> Any:
 
 def payload(value: Any) -> tuple[Any, int]:
     """First tensor and bytes of a tensor, or of nested lists."""
-    while isinstance(value, (list, tuple)) and len(value) == 1:
+    if type(value) is list and len(value) == 1:
         value = value[0]
     size = getattr(value, "nbytes", None)
     return (first_tensor(value), num_bytes(value)) if size is None else (value, int(size))

@@ -66,6 +66,7 @@ class Operations:
     def __init__(self, session: SessionLike) -> None:
         self.session = session
         self.recorder = session.recorder
+        self.core = session.recorder._core  # whose ``enabled`` needs no Python frame
         self.groups = Groups(session)
         self.busy = _Busy()
         self.generation = 0
@@ -141,7 +142,22 @@ class Operations:
 
     def complete(self, operation: Operation, end_ns: int, flags: int = 0) -> None:
         """Record an operation that completed at ``end_ns``."""
-        start_ns = operation.start_ns
+        start_ns, context = operation.start_ns, operation.context
+        if context is None:
+            self._record(
+                operation.site,
+                start_ns,
+                end_ns - start_ns,
+                -1,
+                -1,
+                operation.bytes,
+                operation.seq,
+                operation.group.id,
+                operation.peer,
+                -1,
+                operation.flags | flags,
+            )
+            return
         self._record(
             operation.site,
             start_ns,
@@ -155,7 +171,7 @@ class Operations:
             -1,
             operation.flags | flags,
             -1,
-            *(operation.context or ()),
+            *context,
         )
 
     def waited(self, operations: list[Operation] | None, start_ns: int, work: Any, flags: int = 0) -> None:

@@ -138,11 +138,11 @@ def _run(
 
 
 def _collective(operations: Operations, call: Call, original: Function) -> Function:
-    recorder, busy, group_of = operations.recorder, operations.busy, operations.groups.of
+    core, busy, group_of = operations.core, operations.busy, operations.groups.of
     op, value_of, position, per_member, root = call.op, call.value, call.payload, call.per_member, call.root
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        if busy.now or not recorder.enabled:
+        if busy.now or not core.enabled:
             return original(pg, *args, **kwargs)
         try:
             group = group_of(pg)
@@ -152,7 +152,7 @@ def _collective(operations: Operations, call: Call, original: Function) -> Funct
                 size *= group.size
             operation = operations.make(op, group, size, getattr(tensor, "dtype", None), peer)
             operation.on_host = getattr(tensor, "is_cpu", True)
-            sync = is_sync(args, kwargs)
+            sync = is_sync(args, kwargs) if kwargs or not args else not getattr(args[-1], "asyncOp", True)
         except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)
             return original(pg, *args, **kwargs)
@@ -162,12 +162,12 @@ def _collective(operations: Operations, call: Call, original: Function) -> Funct
 
 
 def _p2p(operations: Operations, name: str, sync_codes: frozenset[Any], original: Function) -> Function:
-    recorder, busy, groups = operations.recorder, operations.busy, operations.groups
+    core, busy, groups = operations.core, operations.busy, operations.groups
     op = str(Op.SEND.value if name == "send" else Op.RECV.value)
     any_source = name == "recv_anysource"
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        if busy.now or not recorder.enabled:
+        if busy.now or not core.enabled:
             return original(pg, *args, **kwargs)
         try:
             group = groups.of(pg)
@@ -210,11 +210,11 @@ def _end_coalescing(operations: Operations, original: Function) -> Function:
 
 
 def _wait(operations: Operations, original: Function) -> Function:
-    recorder, busy, now = operations.recorder, operations.busy, operations.recorder.now_ns
+    core, busy, now = operations.core, operations.busy, operations.recorder.now_ns
     take, waited = operations.take, operations.waited
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        if busy.now or not recorder.enabled:
+        if busy.now or not core.enabled:
             return original(work, *args, **kwargs)
         flags = FAILED
         try:
