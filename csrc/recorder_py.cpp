@@ -1,7 +1,6 @@
 // Python's view of recorder.hpp. The hot calls are plain C functions: nanobind's dispatcher, with its keywords and
 // defaults, costs more than the recording itself.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -223,33 +222,62 @@ nb::object record_dtype() {
   return nb::module_::import_("numpy").attr("dtype")(description);
 }
 
-// Gives `words`, the packed records, to a numpy array.
-nb::object to_array(std::unique_ptr<uint64_t[]> words, uint64_t num_records) {
-  uint64_t* data = words.get();
-  const nb::capsule owner(words.release(), [](void* p) noexcept { delete[] static_cast<uint64_t*>(p); });
-  const nb::ndarray<nb::numpy, uint64_t, nb::ndim<1>> flat(data, {num_records * mappnb::kRecordWords}, owner);
-  return nb::cast(flat).attr("view")(record_dtype());
+// The same object each time: numpy is slow where two types are equal but not one.
+nb::handle kept_record_dtype() {
+  static PyObject* kept = nullptr;  // for good; no lock, since making it may let go of the GIL
+  if (kept == nullptr) kept = record_dtype().release().ptr();
+  return kept;
 }
+
+// Records in memory that Python owns: a bytearray, so that numpy can make an array of it by one plain call, where
+// nanobind's own way goes through DLPack.
+class Words {
+ public:
+  explicit Words(uint64_t num_records)
+      : bytes_(nb::steal(PyByteArray_FromStringAndSize(nullptr, size_of(num_records)))) {
+    if (!bytes_) throw nb::python_error();
+  }
+  uint64_t* data() const { return reinterpret_cast<uint64_t*>(PyByteArray_AsString(bytes_.ptr())); }
+
+  nb::object to_array(uint64_t num_records) const {
+    if (PyByteArray_Resize(bytes_.ptr(), size_of(num_records)) != 0) throw nb::python_error();
+    static PyObject* from_buffer = nullptr;  // for good, as above
+    if (from_buffer == nullptr)
+      from_buffer = nb::object(nb::module_::import_("numpy").attr("frombuffer")).release().ptr();
+    return nb::handle(from_buffer)(bytes_, kept_record_dtype());
+  }
+
+ private:
+  static Py_ssize_t size_of(uint64_t num_records) {
+    return static_cast<Py_ssize_t>(num_records * mappnb::kRecordWords * sizeof(uint64_t));
+  }
+  const nb::object bytes_;
+};
 
 nb::object drain(Recorder& recorder) {
   const Recorder::States states = recorder.states(), ended = Recorder::ended(states);
-  std::unique_ptr<uint64_t[]> words;
+  uint64_t room;
+  {
+    const nb::gil_scoped_release unlocked;
+    room = recorder.waiting(states);
+  }
+  const Words words(room);
+  uint64_t* data = words.data();
   uint64_t num_records;
   {
     const nb::gil_scoped_release unlocked;
-    const uint64_t room = recorder.waiting(states);
-    words.reset(new uint64_t[room * mappnb::kRecordWords]);
-    num_records = recorder.drain(states, words.get(), room);
+    num_records = recorder.drain(states, data, room);
   }
+  nb::object out = words.to_array(num_records);
   recorder.retire(ended);
-  return to_array(std::move(words), num_records);
+  return out;
 }
 
 nb::object open_spans(const Recorder& recorder) {
   const std::vector<mappnb::Record> records = recorder.open_spans();
-  std::unique_ptr<uint64_t[]> words(new uint64_t[records.size() * mappnb::kRecordWords]);
-  std::memcpy(words.get(), records.data(), records.size() * sizeof(mappnb::Record));
-  return to_array(std::move(words), records.size());
+  const Words words(records.size());
+  std::memcpy(words.data(), records.data(), records.size() * sizeof(mappnb::Record));
+  return words.to_array(records.size());
 }
 
 nb::dict counters(const Recorder& recorder) {

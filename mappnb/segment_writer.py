@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mappnb.table_specs import META, OPEN_NAME, SEGMENT_NAME, Columns, TableSpec, merge_meta, superseded
+from mappnb.arrow_batches import BatchLayout
+from mappnb.table_specs import META, OPEN_NAME, SEGMENT_NAME, Columns, Rows, TableSpec, merge_meta, superseded
 from mappnb.terms import Flag
 
 __all__ = ["TableWriter", "write_file"]
 
 ROW_GROUP_ROWS = 2048
-_PIECES_BYTES = 1 << 18
 
 
 def _row_groups(spec: TableSpec, columns: Columns, rows: int) -> list[list[int]]:
@@ -39,34 +39,26 @@ def _row_groups(spec: TableSpec, columns: Columns, rows: int) -> list[list[int]]
     ]
 
 
-def _array(column: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
-    """Return a column as an Arrow array. ``pa.array`` would import pandas into the training job, half a second of CPU."""
-    if kind != pa.string():
-        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+def _text(column: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
+    """Return a column of text as Arrow keeps it: where each one begins and the last ends, and all of it."""
     texts = [str(text).encode() for text in column]
     offsets = np.zeros(len(texts) + 1, np.int32)
     np.cumsum([len(t) for t in texts], out=offsets[1:])
-    return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
+    return offsets.tobytes(), b"".join(texts)
+
+
+def _array(column: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
+    """Return a column as an Arrow array. ``pa.array`` would import pandas into the training job, half a second of CPU."""
+    buffers = _text(column) if kind == pa.string() else (np.ascontiguousarray(column),)
+    return pa.Array.from_buffers(kind, len(column), [None, *map(pa.py_buffer, buffers)])
 
 
 class _WholeFile(io.FileIO):
-    """A file that keeps what is written until :meth:`hand_over`, which gives all of it to the system at once, or raises.
+    """A file that takes all that is written or raises: a nearly full disk takes a part, and says so in a number only."""
 
-    pyarrow writes a batch in many small pieces, and does not look at how much of one a nearly full disk took.
-    """
-
-    def __init__(self, path: Path, mode: str) -> None:
-        super().__init__(path, mode)
-        self._kept: list[bytes] = []
-
-    def write(self, data: Any, /) -> int:
-        """Keep a copy of the bytes."""
-        self._kept.append(bytes(data))
-        return len(self._kept[-1])
-
-    def hand_over(self) -> None:
-        """Give every byte kept to the operating system."""
-        left, self._kept = memoryview(b"".join(self._kept)), []
+    def hand_over(self, data: bytes) -> None:
+        """Give every byte to the operating system."""
+        left = memoryview(data)
         while left:
             left = left[super().write(left) or 0 :]
 
@@ -105,23 +97,23 @@ class TableWriter:
         self.rows_written = 0
         self._schema = spec.arrow_schema
         self._fields = list(self._schema)
+        self._layout = BatchLayout([kind == "str" for kind in spec.columns.values()], META)
         self._file: _WholeFile | None = None
-        self._pieces: Any = None  # gathers the many small writes of a batch
-        self._stream: pa.ipc.RecordBatchStreamWriter | None = None
-        self._batches: list[Columns] = []
+        self._begin = b""  # what the file begins with, until it does
+        self._batches: list[Rows] = []
         self._meta: dict[str, Any] = {}
         self._described = np.zeros(256, bool)  # sites that the open segment tells of
         self._rows = 0
         self._opened_s = 0.0
         directory.mkdir(parents=True, exist_ok=True)
 
-    def append(self, columns: Columns, *, meta: Mapping[str, Any] | None = None) -> None:
+    def append(self, columns: Rows, *, meta: Mapping[str, Any] | None = None) -> None:
         """Hand rows to the operating system; close the segment when it is full or old.
 
         Parameters
         ----------
-        columns : dict
-            Every column of the table.
+        columns : dict, or array of records
+            Every column of the table. The arrays are kept until the segment is closed.
         meta : mapping, optional
             Metadata of this batch, such as ``now_ns`` and new clock anchors.
 
@@ -134,23 +126,28 @@ class TableWriter:
         if self._rows >= self.max_rows or time.monotonic() - self._opened_s >= self.max_age_s:
             self.roll()
 
-    def _put(self, columns: Columns, meta: Mapping[str, Any] | None = None) -> None:
-        rows = len(next(iter(columns.values())))
+    def _put(self, columns: Rows, meta: Mapping[str, Any] | None = None) -> None:
+        rows = len(columns[self.spec.start])
         meta = {**(meta or {}), **self._new_sites(columns)}
-        if self._stream is None:
+        if self._file is None:
             self._open()
-        assert self._stream is not None and self._file is not None  # noqa: PT018 (one fact)
-        batch = pa.record_batch([_array(columns[f.name], f.type) for f in self._fields], schema=self._schema)
-        self._stream.write_batch(batch, custom_metadata={META: json.dumps(meta)})
-        self._pieces.flush()
-        self._file.hand_over()
+        assert self._file is not None
+        batch = self._layout.message(rows, self._buffers(columns), json.dumps(meta).encode() if meta else b"{}")
+        begin, self._begin = self._begin, b""
+        self._file.hand_over(begin + batch)
         merge_meta(self._meta, meta)
         if rows:
             self._batches.append(columns)
             self._rows += rows
             self.rows_written += rows
 
-    def _new_sites(self, columns: Columns) -> dict[str, Any]:
+    def _buffers(self, columns: Rows) -> list[bytes]:
+        out: list[bytes] = []
+        for name, kind in self.spec.columns.items():
+            out += _text(columns[name]) if kind == "str" else (columns[name].tobytes(),)
+        return out
+
+    def _new_sites(self, columns: Rows) -> dict[str, Any]:
         if self.site is None or not len(columns["site"]):
             return {}
         site = columns["site"]
@@ -163,21 +160,19 @@ class TableWriter:
     def _open(self) -> None:
         path = self.directory / OPEN_NAME.format(self.number)
         self._file = _WholeFile(path, "xb")
-        self._pieces = pa.BufferedOutputStream(pa.PythonFile(self._file, mode="w"), _PIECES_BYTES)
-        self._stream = pa.ipc.new_stream(self._pieces, self._schema.with_metadata({META: json.dumps(self.header)}))
+        self._begin = self._schema.with_metadata({META: json.dumps(self.header)}).serialize().to_pybytes()
         self._opened_s = time.monotonic()
 
     def roll(self) -> None:
         """Close the segment: write its Parquet file, then remove the stream."""
-        if self._stream is None or self._file is None:
+        if self._file is None:
             return
         kept, carried = self._finished()
         if len(kept[self.spec.start]):
             self._write_parquet(kept)
-        self._pieces.close()
-        self._file.close()  # what closes a stream is left out: the file goes
+        self._file.close()
         os.unlink(self.directory / OPEN_NAME.format(self.number))
-        self._stream = self._file = None
+        self._file = None
         self._batches, self._meta, self._rows = [], {}, 0
         self._described[:] = False
         self.number += bool(len(kept[self.spec.start]))  # a number without a file reads as a loss
@@ -227,20 +222,19 @@ class TableWriter:
 
     def close(self) -> None:
         """Close the last segment."""
-        while self._stream is not None and self._rows:
+        while self._file is not None and self._rows:
             before = self._rows
             self.roll()
             if self._rows >= before:
                 break
-        if self._stream is not None and not self._rows:
+        if self._file is not None and not self._rows:
             self.roll()
 
     def abandon(self) -> None:
         """Let go of the files without writing: used when the disk refuses."""
         if self._file is not None:
-            self._pieces.close()  # into memory only
             self._file.close()
-        self._stream = self._file = None
+        self._file = None
 
 
 def write_file(path: Path, write: Callable[[Any], object]) -> None:

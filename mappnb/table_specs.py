@@ -11,10 +11,24 @@ import pyarrow as pa
 
 from mappnb.terms import Flag
 
-__all__ = ["META", "OPEN_NAME", "SEGMENT_NAME", "TABLES", "Columns", "TableSpec", "merge_meta", "superseded"]
+__all__ = [
+    "META",
+    "OPEN_NAME",
+    "SEGMENT_NAME",
+    "TABLES",
+    "Columns",
+    "Rows",
+    "TableSpec",
+    "as_records",
+    "merge_meta",
+    "superseded",
+]
 
 Columns = dict[str, np.ndarray[Any, Any]]
 """Columns of a table by name; all of one length."""
+
+Rows = Columns | np.ndarray[Any, np.dtype[np.void]]
+"""Columns, or an array of records with the same names."""
 
 SEGMENT_NAME = "seg-{:06d}.parquet"
 OPEN_NAME = "open-{:06d}.arrows"
@@ -120,6 +134,14 @@ TABLES: dict[str, TableSpec] = {
     ),
 }
 """The stored tables of a rank."""
+
+
+_RECORDS = {spec.name: np.dtype([(c, spec.numpy_dtype(c)) for c in spec.columns]) for spec in TABLES.values()}
+
+
+def as_records(table: str, rows: list[tuple[Any, ...]]) -> np.ndarray[Any, np.dtype[np.void]]:
+    """Return rows of a table as records: one array for all columns, where few rows are made often."""
+    return np.array(rows, _RECORDS[table])
 
 
 def merge_meta(into: dict[str, Any], new: Mapping[str, Any]) -> None:

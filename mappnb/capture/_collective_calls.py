@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from mappnb.terms import Op
 
-__all__ = ["METHODS", "P2P_METHODS", "Call", "first_tensor", "is_sync", "num_bytes", "root_of"]
+__all__ = ["METHODS", "P2P_METHODS", "Call", "first_tensor", "is_sync", "num_bytes", "payload", "root_of"]
 
 Args = tuple[Any, ...]
 
@@ -28,6 +28,14 @@ def first_tensor(value: Any) -> Any:
             return None
         value = value[0]
     return value
+
+
+def payload(value: Any) -> tuple[Any, int]:
+    """First tensor and bytes of a tensor, or of nested lists."""
+    if type(value) is list and len(value) == 1:
+        value = value[0]
+    size = getattr(value, "nbytes", None)
+    return (first_tensor(value), num_bytes(value)) if size is None else (value, int(size))
 
 
 def is_sync(args: Args, kwargs: Mapping[str, Any]) -> bool:

@@ -37,6 +37,7 @@ class MegatronModels:
         self._session = session
         self._sums = sums
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._last: Callable[[], Any] = _nothing  # weak reference to the model seen last
         self._spans: ModuleSpans | None = None
         self._place: Place = (-1, -1, -1)
         self._tokens = -1
@@ -45,10 +46,12 @@ class MegatronModels:
     def enter(self, model: Any, place: Place, *, training: bool) -> None:
         """Begin a forward step of ``model``; hook it the first time."""
         self._place, self._tokens, self._training = place, -1, training
-        if model not in self._seen:
-            self._seen.add(model)
-            if self._session.plan.modules or self._session.plan.metrics:
-                self._attach(model)
+        if self._last() is not model:
+            self._last = weakref.ref(model)
+            if model not in self._seen:
+                self._seen.add(model)
+                if self._session.plan.modules or self._session.plan.metrics:
+                    self._attach(model)
         if self._spans is not None:
             self._spans.forget()
 
@@ -77,6 +80,7 @@ class MegatronModels:
         if self._spans is not None:
             self._spans.detach()
         self._seen.clear()
+        self._last = _nothing
 
     def watch_loss(self, patches: Patches, module: ModuleType) -> bool:
         """Wrap ``LanguageModule.compute_language_model_loss(labels, logits)``."""
@@ -167,6 +171,10 @@ class MegatronModels:
         self._session.metric("expert_tokens", counts, microbatch=microbatch, chunk=chunk, layer=layer)
 
 
+def _nothing() -> None:
+    return None
+
+
 def _is_layer(name: str, module: Any) -> bool:
     """Whether a module with a layer number is a layer, not one of its parts."""
     return hasattr(module, "mlp") or hasattr(module, "mixer") or name.rpartition(".")[0].endswith("layers")
@@ -183,4 +191,8 @@ def lengths_of(positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the lengths of the documents of a batch, shape (document,), from positions, shape (sample, token)."""
     starts = positions == 0
     starts[:, 0] = True
-    return np.diff(np.flatnonzero(starts), append=starts.size)
+    at = starts.ravel().nonzero()[0]
+    lengths: np.ndarray[Any, Any] = np.empty_like(at)  # np.diff takes three times as long
+    np.subtract(at[1:], at[:-1], out=lengths[:-1])
+    lengths[-1:] = starts.size - at[-1:]
+    return lengths

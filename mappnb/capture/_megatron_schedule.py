@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final, Literal
@@ -51,6 +52,9 @@ class ScheduleHooks:
         self._layout: Layout | None = None
         self._pp_rank = 0
         self._chunks: dict[int, int] = {}
+        self._stages: dict[int, int] = {}  # by chunk
+        self._timed: tuple[Any, Any] = (None, None)  # a data iterator, and what times it
+        self._in_training = False  # the forward step under way
         self._mode: Literal["", "train", "evaluate"] = ""
         self._optimizer_seen = self._grad_seen = False
         self._seq_tokens = 0
@@ -76,6 +80,7 @@ class ScheduleHooks:
         self._grad_seen = False
         self.sums.tell()
         self._outputs.clear()
+        self._timed = (None, None)
         self.models.step_ended()
 
     # ------------------------------------------------------------------ schedule
@@ -129,6 +134,7 @@ class ScheduleHooks:
         found = layout_of(parallel_state, len(chunks)) if parallel_state is not None else None
         self._layout, coords = found or (Layout(num_chunks=max(1, len(chunks))), {"pp": 0})
         self._pp_rank = coords["pp"]
+        self._stages.clear()
         self.sums.token_shards = self._layout.cp
         if found is not None:
             self.session.set_layout(self._layout, coords)
@@ -164,7 +170,7 @@ class ScheduleHooks:
 
     # ------------------------------------------------------------------ microbatches
     def _forward_step(self, original: Function) -> Function:
-        recorder = self.recorder
+        recorder, times_data = self.recorder, self.session.plan.data
 
         def forward_step(*args: Any, **kwargs: Any) -> Any:
             if not recorder.enabled:
@@ -174,7 +180,7 @@ class ScheduleHooks:
                 store = args[5] if len(args) > 5 else kwargs.get("forward_data_store")
                 num_stored = len(store) if store is not None else 0
                 place = self._enter_forward(args, kwargs)
-                if self.session.plan.data:
+                if times_data:
                     args, kwargs = self._time_data(args, kwargs)
                 token = recorder.begin(self._forward)
             except Exception as err:  # noqa: BLE001
@@ -200,11 +206,14 @@ class ScheduleHooks:
         if self._layout is None:
             self._describe([model], 0)
         chunk = self._chunk(model, kwargs)
-        training = self._training()
+        training = self._in_training = self._training()
         if training and not self._mode:  # the program took the schedule function before recording began
             state_of(self.session).framework = "megatron"
             self.session.begin_step(current_iteration())
-        stage = self._layout.stage(self._pp_rank, chunk) if self._layout is not None else -1
+        stage = self._stages.get(chunk)
+        if stage is None:
+            stage = self._layout.stage(self._pp_rank, chunk) if self._layout is not None else -1
+            self._stages[chunk] = stage
         microbatch = kwargs.get("current_microbatch")
         place = (stage, chunk, -1 if microbatch is None else int(microbatch))
         self.recorder.set_context(None, *place)
@@ -213,15 +222,24 @@ class ScheduleHooks:
 
     def _time_data(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if len(args) > 1:
-            return (args[0], timed(args[1], self.session), *args[2:]), kwargs
+            return (args[0], self._timer(args[1]), *args[2:]), kwargs
         if "data_iterator" in kwargs:
-            return args, {**kwargs, "data_iterator": timed(kwargs["data_iterator"], self.session)}
+            return args, {**kwargs, "data_iterator": self._timer(kwargs["data_iterator"])}
         return args, kwargs
 
+    def _timer(self, data: Any) -> Any:
+        """Return what times a data iterator, the same for all microbatches of a step."""
+        known, timer = self._timed
+        if data is known and data is not None:
+            return timer
+        timer = timed(data, self.session)
+        if timer is not data and not isinstance(data, list):  # the items of a list may change
+            self._timed = (data, timer)
+        return timer
+
     def _leave_forward(self, place: Place, result: Any, store: Any, num_stored: int) -> None:
-        training = self._training()
         tokens = self.models.leave(default_tokens=self._seq_tokens)
-        if training:
+        if self._in_training:
             output = result[0] if isinstance(result, tuple) else result
             self._outputs.put(output[0] if isinstance(output, list) else output, place)
             if place[1] == 0:
@@ -283,9 +301,7 @@ def _nothing() -> None:
 
 
 def _grad_enabled() -> bool:
-    import torch
-
-    return bool(torch.is_grad_enabled())
+    return bool(sys.modules["torch"].is_grad_enabled())
 
 
 def _config_of(model: Any) -> Any:

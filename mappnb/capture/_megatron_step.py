@@ -70,14 +70,16 @@ class StepSums:
         loss functions report since 0.9.
         """
         value: Any = next(iter(reduced.values()), None) if isinstance(reduced, dict) else reduced
+        if isinstance(value := _copy(value), float):
+            self._losses.append(value)
+            return
         if isinstance(value, (tuple, list)) and value:
             value = [_copy(v) for v in value]
             value = _ratio(value[0], value[1]) if len(value) > 1 else value[0]
         elif hasattr(value, "detach"):
-            value = _copy(value)
-            if not isinstance(value, float) and value.numel() == 2:
+            if value.numel() == 2:
                 value = value.view(-1)[0] / value.view(-1)[1]
-            elif not isinstance(value, float) and value.numel() != 1:
+            elif value.numel() != 1:
                 value = value.float().mean()
         if isinstance(value, (int, float)) or hasattr(value, "detach"):
             self._losses.append(value)
@@ -101,8 +103,9 @@ def _copy(value: Any) -> Any:
     """Copy a tensor; one number that is on the host already becomes a float."""
     if not hasattr(value, "detach"):
         return value
-    value = value.detach()
-    return float(value) if value.numel() == 1 and not value.is_cuda else value.clone()
+    if value.requires_grad:
+        value = value.detach()
+    return float(value.item()) if value.numel() == 1 and not value.is_cuda else value.clone()
 
 
 def _ratio(total: Any, count: Any) -> Any:

@@ -15,31 +15,24 @@ from mappnb.terms import Category, Op
 
 __all__ = ["Operation", "Operations", "caller_is"]
 
-Context = tuple[int | None, int | None, int | None, int | None]
-_NO_CONTEXT: Final[Context] = (None, None, None, None)
+Context = tuple[int, int, int, int]
 _MANY: Final = 4096
 _SEND: Final = str(Op.SEND.value)
 _RECV: Final = str(Op.RECV.value)
 
 
 class Operation:
-    """One operation that was issued and has not been seen to complete."""
+    """One operation that was issued and has not been seen to complete.
 
-    __slots__ = (
-        "bytes",
-        "context",
-        "flags",
-        "generation",
-        "group",
-        "issued_ns",
-        "on_host",
-        "op",
-        "owner",
-        "peer",
-        "seq",
-        "site",
-        "start_ns",
-    )
+    What most operations never set stands in the class: that makes them cheaper than slots or a dataclass would.
+    """
+
+    issued_ns = -1
+    flags = 0
+    generation = 0
+    on_host = True
+    context: Context | None = None  # None: that of when it completes
+    owner: Any = None
 
     def __init__(self, site: int, op: str, group: Group, num_bytes: int, seq: int, peer: int, start_ns: int) -> None:
         self.site = site
@@ -49,12 +42,6 @@ class Operation:
         self.seq = seq
         self.peer = peer
         self.start_ns = start_ns
-        self.issued_ns = -1
-        self.flags = 0
-        self.generation = 0
-        self.on_host = True
-        self.context: Context = _NO_CONTEXT
-        self.owner: Any = None
 
 
 class _Busy(threading.local):
@@ -79,6 +66,7 @@ class Operations:
     def __init__(self, session: SessionLike) -> None:
         self.session = session
         self.recorder = session.recorder
+        self.core = session.recorder._core  # whose ``enabled`` needs no Python frame
         self.groups = Groups(session)
         self.busy = _Busy()
         self.generation = 0
@@ -86,7 +74,7 @@ class Operations:
         self.coalescing: dict[int, list[Operation]] = {}
         self._now = session.recorder.now_ns
         self._record = session.recorder.record
-        self._sites: dict[str, dict[Any, int]] = {}
+        self._sites: dict[tuple[str, Any], int] = {}
         self._wait_sites: dict[str, int] = {}
 
     # ---------------------------------------------------------------- issue
@@ -94,7 +82,8 @@ class Operations:
         """Make a collective that is about to be issued; counts it in its group."""
         seq = group.seq
         group.seq = seq + 1
-        return Operation(self.site(op, dtype), op, group, size, seq, peer, self._now())
+        site = self._sites.get((op, dtype))
+        return Operation(self.site(op, dtype) if site is None else site, op, group, size, seq, peer, self._now())
 
     def p2p(self, group: Group, op: str, tensors: Any, peer: int) -> Operation:
         """Make a send or receive that is about to be issued; ``peer`` -1: any source, known on completion."""
@@ -104,14 +93,11 @@ class Operations:
 
     def site(self, op: str, dtype: Any) -> int:
         """Site of an operation on elements of ``dtype``."""
-        sites = self._sites.get(op)
-        if sites is None:
-            sites = self._sites[op] = {}
-        site = sites.get(dtype)
+        site = self._sites.get((op, dtype))
         if site is None:
             category = Category.P2P if op in (_SEND, _RECV) else Category.COLLECTIVE
             text = "" if dtype is None else str(dtype).removeprefix("torch.")
-            site = sites[dtype] = self.recorder.site(category=category, op=op, dtype=text)
+            site = self._sites[op, dtype] = self.recorder.site(category=category, op=op, dtype=text)
         return site
 
     # ---------------------------------------------------------------- completion
@@ -136,9 +122,9 @@ class Operations:
         pending = self.pending
         if key in pending:
             self._clip(pending.pop(key))
-        owner_ref, generation = weakref.ref(owner), self.generation
+        owner_ref = weakref.ref(owner)
         for operation in operations:
-            operation.owner, operation.generation = owner_ref, generation
+            operation.owner, operation.generation = owner_ref, self.generation
         pending[key] = operations
         if len(pending) > _MANY:
             self.flush()
@@ -156,7 +142,22 @@ class Operations:
 
     def complete(self, operation: Operation, end_ns: int, flags: int = 0) -> None:
         """Record an operation that completed at ``end_ns``."""
-        start_ns = operation.start_ns
+        start_ns, context = operation.start_ns, operation.context
+        if context is None:
+            self._record(
+                operation.site,
+                start_ns,
+                end_ns - start_ns,
+                -1,
+                -1,
+                operation.bytes,
+                operation.seq,
+                operation.group.id,
+                operation.peer,
+                -1,
+                operation.flags | flags,
+            )
+            return
         self._record(
             operation.site,
             start_ns,
@@ -170,7 +171,7 @@ class Operations:
             -1,
             operation.flags | flags,
             -1,
-            *operation.context,
+            *context,
         )
 
     def waited(self, operations: list[Operation] | None, start_ns: int, work: Any, flags: int = 0) -> None:
@@ -180,7 +181,7 @@ class Operations:
             self._record(self._wait_site(""), start_ns, end_ns - start_ns, flags=flags)
             return
         for operation in operations:
-            if operation.peer < 0 and operation.op == _RECV:
+            if operation.op == _RECV and operation.peer < 0:
                 self._find_source(operation, work)
             self.complete(operation, end_ns, flags)
         last = operations[-1]

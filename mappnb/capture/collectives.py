@@ -12,9 +12,8 @@ from mappnb.capture._collective_calls import (
     METHODS,
     P2P_METHODS,
     Call,
-    first_tensor,
     is_sync,
-    num_bytes,
+    payload,
     root_of,
 )
 from mappnb.capture._ddp import DdpHooks
@@ -139,20 +138,21 @@ def _run(
 
 
 def _collective(operations: Operations, call: Call, original: Function) -> Function:
-    recorder, busy, groups = operations.recorder, operations.busy, operations.groups
+    core, busy, group_of = operations.core, operations.busy, operations.groups.of
+    op, value_of, position, per_member, root = call.op, call.value, call.payload, call.per_member, call.root
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        if busy.now or not recorder.enabled:
+        if busy.now or not core.enabled:
             return original(pg, *args, **kwargs)
         try:
-            group = groups.of(pg)
-            value = call.value(args, kwargs)
-            tensor = first_tensor(value)
-            size = num_bytes(value) * group.size if call.per_member else num_bytes(value)
-            peer = group.global_rank(root_of(args, kwargs, call.root)) if call.root >= 0 else -1
-            operation = operations.make(call.op, group, size, getattr(tensor, "dtype", None), peer)
+            group = group_of(pg)
+            tensor, size = payload(args[position] if 0 <= position < len(args) else value_of(args, kwargs))
+            peer = group.global_rank(root_of(args, kwargs, root)) if root >= 0 else -1
+            if per_member:
+                size *= group.size
+            operation = operations.make(op, group, size, getattr(tensor, "dtype", None), peer)
             operation.on_host = getattr(tensor, "is_cpu", True)
-            sync = is_sync(args, kwargs)
+            sync = is_sync(args, kwargs) if kwargs or not args else not getattr(args[-1], "asyncOp", True)
         except Exception as err:  # noqa: BLE001
             operations.session.fail("collectives", err)
             return original(pg, *args, **kwargs)
@@ -162,12 +162,12 @@ def _collective(operations: Operations, call: Call, original: Function) -> Funct
 
 
 def _p2p(operations: Operations, name: str, sync_codes: frozenset[Any], original: Function) -> Function:
-    recorder, busy, groups = operations.recorder, operations.busy, operations.groups
+    core, busy, groups = operations.core, operations.busy, operations.groups
     op = str(Op.SEND.value if name == "send" else Op.RECV.value)
     any_source = name == "recv_anysource"
 
     def method(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        if busy.now or not recorder.enabled:
+        if busy.now or not core.enabled:
             return original(pg, *args, **kwargs)
         try:
             group = groups.of(pg)
@@ -210,18 +210,19 @@ def _end_coalescing(operations: Operations, original: Function) -> Function:
 
 
 def _wait(operations: Operations, original: Function) -> Function:
-    recorder, busy = operations.recorder, operations.busy
+    core, busy, now = operations.core, operations.busy, operations.recorder.now_ns
+    take, waited = operations.take, operations.waited
 
     def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-        if busy.now or not recorder.enabled:
+        if busy.now or not core.enabled:
             return original(work, *args, **kwargs)
         flags = FAILED
         try:
-            pending = operations.take(id(work), work)
+            pending = take(id(work), work)
         except Exception as err:  # noqa: BLE001
             operations.session.fail("wait", err)
             return original(work, *args, **kwargs)
-        start_ns = recorder.now_ns()
+        start_ns = now()
         busy.now = True
         try:
             result = original(work, *args, **kwargs)
@@ -230,7 +231,7 @@ def _wait(operations: Operations, original: Function) -> Function:
         finally:
             busy.now = False
             try:
-                operations.waited(pending, start_ns, work, flags)
+                waited(pending, start_ns, work, flags)
             except Exception as err:  # noqa: BLE001
                 operations.session.fail("wait", err)
 

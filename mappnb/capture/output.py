@@ -13,7 +13,7 @@ from mappnb.capture.recorder import Recorder
 from mappnb.capture.state import RankState
 from mappnb.capture.steps import MetricTable, StepTable
 from mappnb.capture.telemetry import Telemetry
-from mappnb.capture.writer import EventSink, telemetry_columns
+from mappnb.capture.writer import EventSink, telemetry_records
 from mappnb.joining import RunWriter
 
 __all__ = ["RankOutput"]
@@ -107,7 +107,7 @@ class RankOutput:
         self._sink.finish()
         self._write_tables(asked=True, everything=True)
         self.run.close()
-        self.closed = True
+        self.closed, self._telemetry = True, None
 
     def note_end(self, reason: str) -> None:
         """Say how the recording ended."""
@@ -132,7 +132,7 @@ class RankOutput:
                 self.close()
         except Exception:  # noqa: BLE001 (the first failure is the one to tell)
             broken = True
-        self.closed = True
+        self.closed, self._telemetry = True, None
         if self.run is not None:
             if broken:
                 self.run.abandon()
@@ -155,7 +155,7 @@ class RankOutput:
             sample = self._telemetry.sample()
             if math.isfinite(sample["rss_bytes"]):
                 self.steps.see_resident(sample["rss_bytes"])
-            self.run.table("telemetry").append(telemetry_columns(now, sample))
+            self.run.table("telemetry").append(telemetry_records(now, sample))
         self._rounds += 1
         if not asked and self._rounds % TABLES_ROUNDS:
             return

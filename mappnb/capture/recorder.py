@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -69,10 +70,14 @@ class Recorder:
         Add a finished event that was measured elsewhere.
     set_context : ``set_context(step=None, stage=None, chunk=None, microbatch=None)``
         Set what is stamped on events begun from now on, in every thread; ``None`` keeps the value.
+    context : ``context() -> (step, stage, chunk, microbatch)``
+        As set now; -1 = not applicable.
+    now_ns : ``now_ns() -> int``
+        ``CLOCK_MONOTONIC`` in ns, the clock of ``start_ns``.
 
     Notes
     -----
-    Calls of one thread never wait for another. The four attributes are the core's own, bound once, so that no Python
+    Calls of one thread never wait for another. These attributes are the core's own, bound once, so that no Python
     frame is added. A fork leaves the child's recorder off and empty.
     """
 
@@ -80,6 +85,8 @@ class Recorder:
     end: EndCall
     record: RecordCall
     set_context: ContextCall
+    context: Callable[[], tuple[int, int, int, int]]
+    now_ns: Callable[[], int]
 
     def __init__(
         self, capacity: int = DEFAULT_CAPACITY, *, cpu_time: bool = False, pure_python: bool | None = None
@@ -91,6 +98,8 @@ class Recorder:
         self.end = self._core.end
         self.record = self._core.record
         self.set_context = self._core.set_context
+        self.context = self._core.context
+        self.now_ns = self._core.now_ns
         self._site_ids: dict[tuple[str, str, str, str, int, str], int] = {}
         self._sites: list[Site] = []
         self._num_kept = 0
@@ -154,10 +163,6 @@ class Recorder:
         """``with`` target for the id that :meth:`site` gave."""
         return self._core.span(site)
 
-    def context(self) -> tuple[int, int, int, int]:
-        """Step, stage, chunk, microbatch as set now; -1 = not applicable."""
-        return self._core.context()
-
     def drain(self) -> NDArray[np.void]:
         """Take the finished records of all threads.
 
@@ -177,10 +182,6 @@ class Recorder:
             Flagged ``Flag.OPEN``; ``duration_ns`` is how long each has been open. By thread, outermost first.
         """
         return self._core.open_spans()
-
-    def now_ns(self) -> int:
-        """``CLOCK_MONOTONIC`` in ns, the clock of ``start_ns``."""
-        return self._core.now_ns()
 
     def threads(self) -> list[tuple[int, int, str]]:
         """Every thread that recorded: index (the ``thread`` of records), native thread id, Python name or ''."""

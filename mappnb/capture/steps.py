@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.table_specs import TABLES, Columns
+from mappnb.table_specs import TABLES, Rows, as_records
 
 __all__ = ["Deferred", "MetricTable", "Pending", "StepRow", "StepTable"]
 
 log = logging.getLogger("mappnb")
 MAX_WAITING_METRICS = 262_144
-RESIDENT_AGE_S = 5.0
+RESIDENT_AGE_S = 7.0  # telemetry of the named plans comes sooner
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _MEAN, _SUM = ("loss", "grad_norm", "lr"), ("tokens", "microbatches")
+_VALUES = tuple(TABLES["steps"].columns)[3:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ class Pending:
 
     def __init__(self, value: Any) -> None:
         self._event = None
-        if isinstance(value, Deferred):
-            pass
-        elif isinstance(value, (int, float)):
+        if isinstance(value, (int, float)):
             value = float(value)
+        elif isinstance(value, Deferred):
+            pass
         elif hasattr(value, "detach"):
             value = value.detach()
             if not value.is_cuda and value.numel() == 1:
@@ -84,6 +85,11 @@ class Pending:
             return np.asarray(value.work(value.array), np.float64).reshape(-1)
         array: np.ndarray[Any, Any] = value.double().numpy() if hasattr(value, "double") else value
         return array.reshape(-1) if array.dtype == np.float64 else array.astype(np.float64).reshape(-1)
+
+    def numbers(self) -> list[float]:
+        """Return the same as a list."""
+        found: list[float] = [self._value] if isinstance(self._value, float) else self.values().tolist()
+        return found
 
 
 class _Reader:
@@ -146,18 +152,17 @@ class StepRow:
         """Return True when no value need be waited for."""
         return all(p.ready() for _, p in self.values[:])
 
-    def number(self, name: str) -> float:
-        """Return the value of one column: a mean, a sum, or the last given; NaN if none was."""
-        given = [p for n, p in self.values[: max(self.written, 0)] if n == name]
-        if not given:
-            return float("nan")
-        found = [p.values() for p in given]
-        if len(found) == 1 and len(found[0]) == 1:
-            return float(found[0][0])
-        every = np.concatenate(found)
-        if not len(every):
-            return float("nan")
-        return float(every.mean() if name in _MEAN else every.sum() if name in _SUM else every[-1])
+    def record(self) -> tuple[Any, ...]:
+        """Return the row as it was found to be ready: of each value a mean, a sum, or the last given; NaN if none was."""
+        given: dict[str, list[float]] = {}
+        for name, pending in self.values[: max(self.written, 0)]:
+            given.setdefault(name, []).extend(pending.numbers())
+        known = {"memory_bytes": self.memory[0], "memory_peak_bytes": self.memory[1]}
+        for name, numbers in given.items():
+            if numbers:
+                total = sum(numbers) if name in _MEAN or name in _SUM else numbers[-1]
+                known[name] = total / len(numbers) if name in _MEAN else total
+        return (self.step, self.start_ns, self.end_ns, *(known.get(name, math.nan) for name in _VALUES))
 
 
 class StepTable:
@@ -232,7 +237,7 @@ class StepTable:
         """Forget the current row."""
         self._current = None
 
-    def take(self, *, everything: bool = False) -> Columns | None:
+    def take(self, *, everything: bool = False) -> Rows | None:
         """Return finished rows that are not on disk as they are now and can be read, oldest first; None if there is none.
 
         Parameters
@@ -246,21 +251,7 @@ class StepTable:
         for row in rows:
             row.written = len(row.values)
         self._held = [r for r in self._held if r is self._last or r.changed]
-        return _columns(rows) if rows else None
-
-
-def _columns(rows: list[StepRow]) -> Columns:
-    out: Columns = {
-        "step": np.array([r.step for r in rows], np.int32),
-        "start_ns": np.array([r.start_ns for r in rows], np.int64),
-        "end_ns": np.array([r.end_ns for r in rows], np.int64),
-        "memory_bytes": np.array([r.memory[0] for r in rows]),
-        "memory_peak_bytes": np.array([r.memory[1] for r in rows]),
-    }
-    for name in TABLES["steps"].columns:
-        if name not in out:
-            out[name] = np.array([r.number(name) for r in rows])
-    return out
+        return as_records("steps", [row.record() for row in rows]) if rows else None
 
 
 class MetricTable:
@@ -284,15 +275,15 @@ class MetricTable:
             self.dropped += len(self._new) == MAX_WAITING_METRICS
             self._new.append((place, index, pending))
 
-    def take(self, *, everything: bool = False) -> Columns | None:
+    def take(self, *, everything: bool = False) -> Rows | None:
         """Return the rows that can be read, None if there is none; with ``everything`` wait for all."""
         while self._new:
             self._held.append(self._new.popleft())
-        ready = [row for row in self._held if everything or row[2].ready()]
-        taken = {id(row) for row in ready}
-        self._held = [row for row in self._held if id(row) not in taken]
-        rows = [(*place, index + i, v) for place, index, p in ready for i, v in enumerate(p.values().tolist())]
-        if not rows:
-            return None
-        spec = TABLES["metrics"]
-        return {name: np.array([r[i] for r in rows], spec.numpy_dtype(name)) for i, name in enumerate(spec.columns)}
+        if everything or all(row[2].ready() for row in self._held):
+            ready, self._held = self._held, []
+        else:
+            ready = [row for row in self._held if row[2].ready()]
+            taken = {id(row) for row in ready}
+            self._held = [row for row in self._held if id(row) not in taken]
+        rows = [(*place, index + i, v) for place, index, p in ready for i, v in enumerate(p.numbers())]
+        return as_records("metrics", rows) if rows else None

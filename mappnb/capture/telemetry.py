@@ -8,17 +8,26 @@ import os
 import time
 from typing import Any, Final
 
+from mappnb.capture._machine import find_machine
 from mappnb.capture._patches import loaded
 from mappnb.schema import TELEMETRY
 
 __all__ = ["Telemetry"]
 
 _NAN: Final = math.nan
-_SCHEDSTAT: Final = "/proc/self/schedstat"
+_MISSING: Final[dict[str, float]] = {
+    **{name: _NAN for name in TELEMETRY if name != "time_ns"},
+    "throttle_reasons": -1,
+}
 
 
 class Telemetry:
     """Takes samples; what the machine does not tell is NaN (-1 for the throttle mask), and nothing is ever raised.
+
+    Parameters
+    ----------
+    proc : str
+        Where Linux has its files; tests give another folder.
 
     Notes
     -----
@@ -26,19 +35,13 @@ class Telemetry:
     local rank's entry of ``CUDA_VISIBLE_DEVICES``. NVML is never asked to set anything.
     """
 
-    def __init__(self) -> None:
-        self._process: Any = None
-        self._psutil: Any = None
+    def __init__(self, proc: str = "/proc") -> None:
+        self._machine = find_machine(proc)
         self._nvml: Any = None
         self._device: Any = None
         self._device_key: object = None
         self._last: dict[str, float] = {}
-        try:
-            self._psutil = importlib.import_module("psutil")
-            self._process = self._psutil.Process()
-            self._psutil.cpu_percent(None)
-        except Exception:  # noqa: BLE001 (telemetry is optional)
-            self._process = None
+        self._last_cpu = self._cpu_times()
         try:
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
@@ -48,12 +51,7 @@ class Telemetry:
 
     def sample(self) -> dict[str, float]:
         """Return one sample: all names of ``mappnb.schema.TELEMETRY`` but the time."""
-        values: dict[str, float] = {name: _NAN for name in TELEMETRY if name != "time_ns"}
-        values["throttle_reasons"] = -1
-        values.update(self._of_process())
-        values.update(self._of_host())
-        values.update(self._of_gpu())
-        return values
+        return {**_MISSING, **self._of_process(), **self._of_host(), **self._of_gpu()}
 
     def _rate(self, name: str, total: float, now: float) -> float:
         """Growth of a running total per second since the last sample; NaN the first time."""
@@ -67,31 +65,32 @@ class Telemetry:
         return total - last if last is not None else _NAN
 
     def _of_process(self) -> dict[str, float]:
-        values = {"cpu_fraction": self._rate("cpu", time.process_time(), time.monotonic())}
-        try:
-            with open(_SCHEDSTAT, encoding="ascii") as file:
-                waited_ns = float(file.read().split()[1])
-            values["run_queue_fraction"] = self._rate("queue", waited_ns / 1e9, time.monotonic())
-        except (OSError, IndexError, ValueError):
-            pass
-        if self._process is not None:
-            values["rss_bytes"] = _quietly(lambda: float(self._process.memory_info().rss))
+        now, machine = time.monotonic(), self._machine
+        values = {"cpu_fraction": self._rate("cpu", time.process_time(), now)}
+        if machine is not None:
+            values["run_queue_fraction"] = _quietly(lambda: self._rate("queue", machine.waited_s(), now))
+            values["rss_bytes"] = _quietly(machine.rss_bytes)
         return values
 
     def _of_host(self) -> dict[str, float]:
-        if self._psutil is None:
+        machine = self._machine
+        if machine is None:
             return {}
-        psutil = self._psutil
-        net = _quietly(psutil.net_io_counters, None)
-        values = {
-            "host_cpu_fraction": _quietly(lambda: psutil.cpu_percent(None) / 100.0),
-            "host_memory_fraction": _quietly(lambda: psutil.virtual_memory().percent / 100.0),
-            "cpu_mhz": _quietly(_cpu_mhz),
+        sent, received = _quietly(machine.net_bytes, (_NAN, _NAN))
+        (busy_then, whole_then), (busy, whole) = self._last_cpu, self._cpu_times()
+        self._last_cpu = busy, whole
+        return {
+            "host_cpu_fraction": _quietly(lambda: min(max((busy - busy_then) / (whole - whole_then), 0.0), 1.0)),
+            "host_memory_fraction": _quietly(machine.memory_fraction),
+            "cpu_mhz": _quietly(machine.cpu_mhz),
+            "net_sent_bytes": self._growth("sent", sent),
+            "net_received_bytes": self._growth("received", received),
         }
-        if net is not None:
-            values["net_sent_bytes"] = self._growth("sent", float(net.bytes_sent))
-            values["net_received_bytes"] = self._growth("received", float(net.bytes_recv))
-        return values
+
+    def _cpu_times(self) -> tuple[float, float]:
+        machine = self._machine
+        found: tuple[float, float] = (_NAN, _NAN) if machine is None else _quietly(machine.cpu_times, (_NAN, _NAN))
+        return found
 
     def _of_gpu(self) -> dict[str, float]:
         nvml = self._nvml
@@ -136,16 +135,6 @@ def _quietly(read: Any, missing: Any = _NAN) -> Any:
         return read()
     except Exception:  # noqa: BLE001 (each value is optional)
         return missing
-
-
-def _cpu_mhz() -> float:
-    """Clock of one core in MHz: of all cores it would take milliseconds on a large host."""
-    try:
-        with open("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", encoding="ascii") as file:
-            return float(file.read()) / 1000.0
-    except OSError:  # no frequency scaling, as in a virtual machine
-        with open("/proc/cpuinfo", "rb", buffering=0) as file:
-            return float(file.read(2048).partition(b"cpu MHz")[2].partition(b":")[2].partition(b"\n")[0])
 
 
 def _cuda_uuid() -> str | None:

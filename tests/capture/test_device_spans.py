@@ -101,7 +101,7 @@ class Rig:
         self.max_events = max_events
         self.session = FakeSession()
         core = self.session.recorder._core
-        core.now_ns = lambda: self.device.host_ns
+        core.now_ns = self.session.recorder.now_ns = lambda: self.device.host_ns
         make = self.session.recorder.site
         self.forward = make(category="compute", op="forward_step", phase="forward")
         self.layer = make(category="compute", op="layer", phase="forward", layer=3)
