@@ -11,10 +11,15 @@ from mappnb.widgets._lab_lanes import Lane
 from mappnb.widgets._lab_model import REPLAY, LabModel, Outcome
 from mappnb.widgets._lab_plots import MARKERS, SERIES, Columns
 
-__all__ = ["TABLE_COLUMNS", "lanes_told", "number_text", "pack_columns", "table_rows"]
+__all__ = ["lanes_told", "number_text", "pack_columns", "table_columns", "table_rows"]
 
 Array = np.ndarray[Any, Any]
-TABLE_COLUMNS = ("schedule", "step", "change", "bubble", "span bubble", "peak memory", "critical path", "tightest link", "fits")
+
+
+def table_columns(units: Units) -> list[str]:
+    """Return the heads of the table of numbers."""
+    peak = f"peak, {units.memory}"
+    return ["schedule", "step", "change", "bubble", "span bubble", peak, "critical path", "tightest link", "fits"]
 
 
 def number_text(value: float, unit: str = "", digits: int = 4) -> str:
@@ -47,7 +52,7 @@ def edge_text(edge: tuple[int, int, float] | None, units: Units) -> str:
 
 
 def table_rows(model: LabModel, units: Units) -> list[dict[str, Any]]:
-    """Return a row for each entry: its label, its texts by :data:`TABLE_COLUMNS`, and why it does not run or fit."""
+    """Return a row for each entry: its label, its texts by :func:`table_columns`, and why it does not run or fit."""
     out = []
     for i, o in enumerate(model.outcomes):
         n = o.numbers
@@ -60,7 +65,7 @@ def table_rows(model: LabModel, units: Units) -> list[dict[str, Any]]:
                 change_text(model, o),
                 f"{n.bubble_fraction:.1%}",
                 f"{n.span_bubble_fraction:.1%}",
-                number_text(float(n.peak_memory.max(initial=0.0)) * units.memory_scale, units.memory, 3),
+                number_text(float(n.peak_memory.max(initial=0.0)) * units.memory_scale, digits=3),
                 number_text(n.critical_path_s * units.time_scale, units.time),
                 edge_text(edge, units),
                 "yes" if o.fits else "no",

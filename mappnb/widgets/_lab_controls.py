@@ -19,9 +19,15 @@ __all__ = ["Units", "changed", "controls", "values_of"]
 _HELP = {
     "forward_s": ("Forward", "Time of one microbatch's forward through a rank's whole share of the model."),
     "backward_input_s": ("Backward, input", "The part of the backward whose result the previous stage waits for (I)."),
-    "backward_weight_s": ("Backward, weight", "The part that gives the weight gradients (W); zero-bubble schedules put it off."),
+    "backward_weight_s": (
+        "Backward, weight",
+        "The part that gives the weight gradients (W); zero-bubble schedules put it off.",
+    ),
     "p2p_s": ("Latency", "Time from the end of a message on the wire until the next stage can begin."),
-    "transfer_s": ("Transfer", "Time of a message on the wire: its bytes over the bandwidth. Messages of one link queue."),
+    "transfer_s": (
+        "Transfer",
+        "Time of a message on the wire: its bytes over the bandwidth. Messages of one link queue.",
+    ),
 }
 _SLOW_HELP = "Makes one rank, one stage, or the messages from one rank to the next slower by the factor."
 

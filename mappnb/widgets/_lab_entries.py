@@ -102,7 +102,9 @@ def _entry(value: Any) -> Entry:
         return value
     if isinstance(value, Schedule):
         return Entry(value.name or "schedule", given=value)
-    name, options = (value, {}) if isinstance(value, str) else (*value, {})[:2] if isinstance(value, tuple) else ("", {})
+    name, options = (
+        (value, {}) if isinstance(value, str) else (*value, {})[:2] if isinstance(value, tuple) else ("", {})
+    )
     if not isinstance(name, str) or not name or not isinstance(options, Mapping):
         raise ScheduleError(f"schedules: {value!r:.80}; expected a name, a pair (name, options) or a Schedule")
     if name not in choices():

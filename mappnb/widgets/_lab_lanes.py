@@ -26,7 +26,7 @@ MAX_CELLS = 120_000
 CLASSES: tuple[tuple[str, str, str], ...] = (
     ("forward", *PHASE_COLOURS["forward"]),
     ("backward", *PHASE_COLOURS["backward"]),
-    ("backward input", "#0a5a94", "#4a90cf"),
+    ("backward input", "#4b3f9c", "#8c86e0"),
     ("backward weight", "#44aa99", "#54b8a7"),
     ("transfer on the critical path", *CATEGORY_COLOURS[Category.COLLECTIVE]),
 )
@@ -73,7 +73,9 @@ class Lane:
         """Spans by rank; built when first looked at."""
         if self._index is None:
             duration = self.end_ns - self.start_ns
-            self._index = SpanIndex.build(self.rank, self.start_ns, duration, self.kind.astype(np.uint8), num_rows=self.num_ranks)
+            self._index = SpanIndex.build(
+                self.rank, self.start_ns, duration, self.kind.astype(np.uint8), num_rows=self.num_ranks
+            )
         return self._index
 
     @property
@@ -84,7 +86,8 @@ class Lane:
     def meta(self, extent_ns: float) -> dict[str, Any]:
         """Return what the browser needs to know; ``extent_ns`` is the length of the common time axis."""
         blocks = [
-            {"label": f"rank {r}", "title": f"rank {r}", "row0": r, "rows": 1, "group": ""} for r in range(self.num_ranks)
+            {"label": f"rank {r}", "title": f"rank {r}", "row0": r, "rows": 1, "group": ""}
+            for r in range(self.num_ranks)
         ]
         used = np.unique(self.kind).tolist()
         return {

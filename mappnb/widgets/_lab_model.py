@@ -107,7 +107,9 @@ class LabModel:
         self.recorded = recorded
         self._builder = Builder()
         self.replay = self._replay()
-        first = [Entry(REPLAY, given=recorded.schedule)] if recorded is not None and recorded.schedule is not None else []
+        first = (
+            [Entry(REPLAY, given=recorded.schedule)] if recorded is not None and recorded.schedule is not None else []
+        )
         self.entries = (*first, *entries)
         self.outcomes: list[Outcome] = []
         self.costs = base

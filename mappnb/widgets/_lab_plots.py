@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ MOST_CHANGES = 500
 IDLE = {"warm_up": ("#c9ced4", "#59626c"), "steady": ("#9ba4ae", "#7c8691"), "cool_down": ("#dfe3e7", "#434b54")}
 THEMES = {
     "light": {"ground": "#ffffff", "text": "#1b1f24", "muted": "#57606a", "line": "#d0d7de", "danger": "#b3261e"},
-    "dark": {"ground": "#111111", "text": "#e6e9ed", "muted": "#a3adb8", "line": "#3a424b", "danger": "#ff9a91"},
+    "dark": {"ground": "#15181c", "text": "#e6e9ed", "muted": "#a3adb8", "line": "#3a424b", "danger": "#ff9a91"},
 }
 
 
@@ -112,7 +113,9 @@ def _steps(time: Array, held: Array, end: float) -> tuple[Array, Array]:
 
 def _limit(model: LabModel, time_scale: float, memory_scale: float) -> dict[str, Any]:
     limit = model.settings.memory_limit
-    levels = [] if limit is None else sorted({float(v) * memory_scale for v in np.atleast_1d(np.asarray(limit, np.float64))})
+    levels = (
+        [] if limit is None else sorted({float(v) * memory_scale for v in np.atleast_1d(np.asarray(limit, np.float64))})
+    )
     return {"y": np.array(levels, np.float32)}
 
 
@@ -182,20 +185,38 @@ def bokeh_js() -> tuple[str, bytes]:
     return str(bokeh.__version__), gzip.compress(path.read_bytes(), 6)
 
 
-def figures(data: Columns, *, theme: str, time_unit: str, memory_unit: str) -> dict[str, Any]:
-    """Return each figure as bokeh's JSON, by name: ``memory``, ``pareto``, ``bars``."""
+def figures(data: Columns, *, theme: str, time_unit: str, memory_unit: str, ground: str = "") -> dict[str, Any]:
+    """Return each figure as bokeh's JSON, by name: ``memory``, ``pareto``, ``bars``.
+
+    Parameters
+    ----------
+    data : mapping
+        From :func:`columns`.
+    theme : str
+        ``"light"`` or ``"dark"``.
+    time_unit, memory_unit : str
+        Units of the columns.
+    ground : str
+        Colour of the ground, ``"rgb(r, g, b)"``; that of the theme if it is anything else.
+    """
+    look = {
+        **THEMES[theme],
+        **({"ground": ground} if re.fullmatch(r"rgb\(\d{1,3}, \d{1,3}, \d{1,3}\)", ground) else {}),
+    }
     embed: Any = importlib.import_module("bokeh.embed")
     made = {
-        "memory": _memory_figure(data, theme, time_unit, memory_unit),
-        "pareto": _pareto_figure(data, theme, time_unit, memory_unit),
-        "bars": _bars_figure(data, theme, time_unit),
+        "memory": _memory_figure(data, look, theme, time_unit, memory_unit),
+        "pareto": _pareto_figure(data, look, theme, time_unit, memory_unit),
+        "bars": _bars_figure(data, look, theme, time_unit),
     }
     return {name: embed.json_item(figure) for name, figure in made.items()}
 
 
 def _source(data: Columns, name: str) -> Any:
     models: Any = importlib.import_module("bokeh.models")
-    return models.ColumnDataSource(name=name, data={k: v if isinstance(v, np.ndarray) else list(v) for k, v in data[name].items()})
+    return models.ColumnDataSource(
+        name=name, data={k: v if isinstance(v, np.ndarray) else list(v) for k, v in data[name].items()}
+    )
 
 
 def _figure(look: dict[str, str], **options: Any) -> Any:
@@ -204,8 +225,8 @@ def _figure(look: dict[str, str], **options: Any) -> Any:
         sizing_mode="stretch_width",
         toolbar_location=None,
         tools="",
-        background_fill_color=None,
-        border_fill_color=None,
+        background_fill_color=look["ground"],
+        border_fill_color=look["ground"],
         outline_line_color=look["line"],
         **{"min_border_right": 14, **options},
     )
@@ -227,13 +248,21 @@ def _tool(renderers: list[Any], tips: list[tuple[str, str]], **options: Any) -> 
     return models.HoverTool(renderers=renderers, tooltips=tips, **options)
 
 
-def _memory_figure(data: Columns, theme: str, time_unit: str, memory_unit: str) -> Any:
-    look = THEMES[theme]
+def _memory_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str, memory_unit: str) -> Any:
     models: Any = importlib.import_module("bokeh.models")
-    figure = _figure(look, height=170, min_border_left=64, min_border_right=0, y_axis_label=memory_unit, x_axis_label=f"time, {time_unit}")
+    figure = _figure(
+        look,
+        height=170,
+        min_border_left=64,
+        min_border_right=0,
+        y_axis_label=memory_unit,
+        x_axis_label=f"time, {time_unit}",
+    )
     figure.x_range = models.Range1d(0, 1, name="time")
     figure.y_range = models.DataRange1d(start=0, range_padding=0.08, only_visible=True)
-    lines = figure.multi_line("t", "held", line_color=f"colour_{theme}", line_width=1.6, line_alpha=0.9, source=_source(data, "memory"))
+    lines = figure.multi_line(
+        "t", "held", line_color=f"colour_{theme}", line_width=1.6, line_alpha=0.9, source=_source(data, "memory")
+    )
     figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
     cursor = models.ColumnDataSource(name="cursor", data={"x": []})
     figure.vspan(x="x", line_color=look["muted"], line_width=1, source=cursor)
@@ -242,46 +271,78 @@ def _memory_figure(data: Columns, theme: str, time_unit: str, memory_unit: str) 
     return figure
 
 
-def _pareto_figure(data: Columns, theme: str, time_unit: str, memory_unit: str) -> Any:
-    look = THEMES[theme]
+def _pareto_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str, memory_unit: str) -> Any:
     figure = _figure(
         look, height=250, x_axis_label=f"step, {time_unit}", y_axis_label=f"peak of the fullest rank, {memory_unit}"
     )
     figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.22
     source = _source(data, "pareto")
     points = figure.scatter(
-        "step", "peak", marker="marker", size=13, fill_color=f"colour_{theme}", fill_alpha="fill", line_color=f"colour_{theme}", line_width=2, source=source
+        "step",
+        "peak",
+        marker="marker",
+        size=13,
+        fill_color=f"colour_{theme}",
+        fill_alpha="fill",
+        line_color=f"colour_{theme}",
+        line_width=2,
+        source=source,
     )
     figure.text(
-        "step", "peak", "said", x_offset="dx", y_offset="dy", text_align="align", text_font_size="11px", text_color=look["text"], source=source
+        "step",
+        "peak",
+        "said",
+        x_offset="dx",
+        y_offset="dy",
+        text_align="align",
+        text_font_size="11px",
+        text_color=look["text"],
+        source=source,
     )
     figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
-    tips = [("", "@name"), ("step", f"@step{{0.000}} {time_unit}"), ("peak", f"@peak{{0.00}} {memory_unit}"), ("", "@says")]
+    tips = [
+        ("", "@name"),
+        ("step", f"@step{{0.000}} {time_unit}"),
+        ("peak", f"@peak{{0.00}} {memory_unit}"),
+        ("", "@says"),
+    ]
     figure.add_tools(_tool([points], tips, name="hover"))
     return figure
 
 
-def _bars_figure(data: Columns, theme: str, time_unit: str) -> Any:
-    look = THEMES[theme]
+def _bars_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str) -> Any:
     models: Any = importlib.import_module("bokeh.models")
     names = list(reversed(data["bars"]["name"])) or ["none"]
-    figure = _figure(look, height=250, y_range=models.FactorRange(*names, name="names"), x_axis_label=f"mean of the ranks, {time_unit}")
+    figure = _figure(
+        look,
+        height=250,
+        y_range=models.FactorRange(*names, name="names"),
+        x_axis_label=f"mean of the ranks, {time_unit}",
+    )
     figure.x_range.start = 0
     figure.x_range.range_padding = 0.03
     figure.ygrid.grid_line_color = None
     dark = theme == "dark"
     colours = [BREAKDOWN_COLOURS["compute"][dark], *(IDLE[p][dark] for p in PHASES)]
     parts = ["busy", *PHASES]
-    stacks = figure.hbar_stack(parts, y="name", height=0.56, color=colours, line_color=look["ground"], source=_source(data, "bars"))
+    stacks = figure.hbar_stack(
+        parts, y="name", height=0.56, color=colours, line_color=look["ground"], source=_source(data, "bars")
+    )
     for part, bar in zip(parts, stacks, strict=True):
         said = "in actions" if part == "busy" else f"idle, {part.replace('_', '-')}"
         figure.add_tools(_tool([bar], [("", "@name"), (said, f"@{part}{{0.000}} {time_unit}")], name="hover"))
     under = models.Dodge(value=-0.37, range=figure.y_range)
     path = figure.hbar(
-        y={"field": "name", "transform": under}, right="transfer", height=0.13, color=CLASSES[4][1 + dark], source=_source(data, "transfer")
+        y={"field": "name", "transform": under},
+        right="transfer",
+        height=0.13,
+        color=CLASSES[4][1 + dark],
+        source=_source(data, "transfer"),
     )
     figure.add_tools(
-        _tool([path], [("", "@name"), ("transfers on the critical path", f"@transfer{{0.000}} {time_unit}")], name="hover")
+        _tool(
+            [path], [("", "@name"), ("transfers on the critical path", f"@transfer{{0.000}} {time_unit}")], name="hover"
+        )
     )
     return figure
 

@@ -41,7 +41,11 @@ class Slow:
     def of(cls, straggler: Straggler, num_ranks: int) -> Slow | None:
         """Return the knob's state for a straggler; None where it is more than the knob can say."""
         given = {f.name: getattr(straggler, f.name) for f in fields(Straggler)}
-        plain = all(given[f.name] == f.default for f in fields(Straggler) if f.name in ("extra_s", "kinds", "microbatches", "steps"))
+        plain = all(
+            given[f.name] == f.default
+            for f in fields(Straggler)
+            if f.name in ("extra_s", "kinds", "microbatches", "steps")
+        )
         named = [n for n in ("rank", "stage", "link") if given[n] is not None]
         if not plain or len(named) != 1 or not isinstance(straggler.factor, (int, float)):
             return None
@@ -161,7 +165,9 @@ def _number(value: Any) -> str:
 
 def straggler_code(straggler: Straggler) -> str:
     """Return a straggler as Python."""
-    said = [f"{f.name}={getattr(straggler, f.name)!r}" for f in fields(Straggler) if getattr(straggler, f.name) != f.default]
+    said = [
+        f"{f.name}={getattr(straggler, f.name)!r}" for f in fields(Straggler) if getattr(straggler, f.name) != f.default
+    ]
     return f"mappnb.sched.Straggler({', '.join(said)})"
 
 

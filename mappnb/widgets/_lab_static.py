@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mappnb.svg import Canvas, ticks
-from mappnb.widgets._lab_answers import TABLE_COLUMNS, pack_columns, table_rows
+from mappnb.widgets._lab_answers import pack_columns, table_columns, table_rows
 from mappnb.widgets._lab_controls import Units
 from mappnb.widgets._lab_lanes import CLASSES, Lane
 from mappnb.widgets._lab_model import LabModel
@@ -41,7 +41,9 @@ STYLE = (
 def picture(model: LabModel, lanes: list[Lane], units: Units, *, width: int = WIDTH) -> str:
     """Return the timelines on their common axis as an SVG element."""
     row = [max(3, min(12, 120 // max(v.num_ranks, 1))) for v in lanes]
-    heights = [HEAD + (min(v.num_ranks, MOST_RANKS) * r if v.num_ranks else 14) + 8 for v, r in zip(lanes, row, strict=True)]
+    heights = [
+        HEAD + (min(v.num_ranks, MOST_RANKS) * r if v.num_ranks else 14) + 8 for v, r in zip(lanes, row, strict=True)
+    ]
     canvas = Canvas(width, sum(heights) + BOTTOM, "Pipeline schedules on a common time axis")
     longest = max(model.longest_s, 1e-12)
     plot = width - GUTTER - 10
@@ -77,7 +79,11 @@ def _raster(lane: Lane, longest_s: float, plot: int, size: int, top: int) -> str
     """Return the rows of a lane as an embedded PNG, one pixel line per rank, stretched."""
     pixels = 2 * plot
     window = lane.index.query(
-        0, max(int(longest_s * 1e9), 1), pixels=pixels, rows=np.arange(min(lane.num_ranks, MOST_RANKS)), max_spans=40_000
+        0,
+        max(int(longest_s * 1e9), 1),
+        pixels=pixels,
+        rows=np.arange(min(lane.num_ranks, MOST_RANKS)),
+        max_spans=40_000,
     )
     out = np.zeros((window.num_rows, pixels), np.uint8)
     if window.grid is not None:
@@ -104,9 +110,11 @@ def _raster(lane: Lane, longest_s: float, plot: int, size: int, top: int) -> str
 
 def table_html(model: LabModel, units: Units) -> str:
     """Return the numbers as an HTML table."""
-    head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in TABLE_COLUMNS)
+    head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in table_columns(units))
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(t)}</td>" for t in row["cells"]) + f"<td>{html.escape(row['why'])}</td></tr>"
+        "<tr>"
+        + "".join(f"<td>{html.escape(t)}</td>" for t in row["cells"])
+        + f"<td>{html.escape(row['why'])}</td></tr>"
         for row in table_rows(model, units)
     )
     return f'<table class="mappnb-lab-numbers"><thead><tr>{head}<th scope="col">why</th></tr></thead><tbody>{body}</tbody></table>'

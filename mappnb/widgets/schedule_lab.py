@@ -15,7 +15,7 @@ from mappnb.run import Run
 from mappnb.sched.costs import Costs
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.stragglers import Straggler
-from mappnb.widgets._lab_answers import TABLE_COLUMNS, lanes_told, pack_columns, table_rows
+from mappnb.widgets._lab_answers import lanes_told, pack_columns, table_columns, table_rows
 from mappnb.widgets._lab_controls import Units, changed, controls, values_of
 from mappnb.widgets._lab_entries import Entry, EntryLike, Sizes, choices, entries_of
 from mappnb.widgets._lab_lanes import Lane
@@ -225,7 +225,9 @@ class ScheduleLab(View):
             self._selected = reference.entry.label if reference is not None else ""
             return
         if label not in labels:
-            raise MappnbError(f"no schedule {label!r} in the lab; there are {', '.join(labels)}{did_you_mean(label, labels)}")
+            raise MappnbError(
+                f"no schedule {label!r} in the lab; there are {', '.join(labels)}{did_you_mean(label, labels)}"
+            )
         self._selected = label
 
     # ---------------------------------------------------------------------------------------------------- messages
@@ -245,7 +247,7 @@ class ScheduleLab(View):
             "kind": "state",
             "values": values_of(model.base, model.settings, units),
             "lanes": lanes_told(model, self._lanes, units),
-            "table": {"columns": TABLE_COLUMNS, "rows": table_rows(model, units)},
+            "table": {"columns": table_columns(units), "rows": table_rows(model, units)},
             "plots": told,
             "longest": model.longest_s * units.time_scale,
             "selected": self._selected,
@@ -348,7 +350,8 @@ class ScheduleLab(View):
         self.theme = "dark" if content.get("theme") == "dark" else "light"
         units = self._units
         data = columns(self._model, self._selected, **self._scales())
-        made = figures(data, theme=self.theme, time_unit=units.time, memory_unit=units.memory)
+        ground = text(content, "ground", most=40) if "ground" in content else ""
+        made = figures(data, theme=self.theme, time_unit=units.time, memory_unit=units.memory, ground=ground)
         return Answer({"figures": made, "theme": self.theme})
 
     # ------------------------------------------------------------------------------------------------------ static

@@ -93,7 +93,9 @@ def test_draws_lanes_plots_and_numbers(page):
     assert (ranks, names, points) == (4, ["zb_v", "zb_h1", "interleaved", "1f1b"], 4)
     assert most == pytest.approx(4.0)
     assert page.page.locator(".mappnb-still-lab:visible").count() == 0, "the twin hides behind the live view"
-    assert step_of(page, "1f1b") == pytest.approx(1e3 * float(page.kernel("print(lab.results.step_s['1f1b'])")), rel=1e-3)
+    assert step_of(page, "1f1b") == pytest.approx(
+        1e3 * float(page.kernel("print(lab.results.step_s['1f1b'])")), rel=1e-3
+    )
     picture(page, "lab-1280-light")
 
 
@@ -111,7 +113,9 @@ def test_slider_redraws_everything(page):
     after = view(page).evaluate(PIXELS)
     assert all(a != b for a, b in zip(after, pixels, strict=True))
     assert float(page.kernel("print(lab.costs.forward_s)")) > 0.010
-    assert step_of(page, "zb_v") == pytest.approx(1e3 * float(page.kernel("print(lab.results.step_s['zb_v'])")), rel=1e-3)
+    assert step_of(page, "zb_v") == pytest.approx(
+        1e3 * float(page.kernel("print(lab.results.step_s['zb_v'])")), rel=1e-3
+    )
     assert page.page.locator(".jp-Notebook .jp-Cell").count() == len(CELLS), "no key reached the notebook"
 
 

@@ -106,7 +106,8 @@ class ScheduleLab {
 
   drawPlots() {
     if (!this.bokeh || this.disposer.done) return;
-    this.connection.request("figures", { theme: this.root.dataset.mappnbTheme }, (content) => {
+    const ground = cssColour(themeColours(this.root).background);
+    this.connection.request("figures", { theme: this.root.dataset.mappnbTheme, ground }, (content) => {
       this.plots.draw(this.bokeh, content.figures).catch((err) => this.errors.show("figures", `plots: ${err.message || err}`));
     });
   }
