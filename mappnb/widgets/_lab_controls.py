@@ -29,6 +29,7 @@ _HELP = {
         "Time of a message on the wire: its bytes over the bandwidth. Messages of one link queue.",
     ),
 }
+_TIMES: tuple[tuple[str, float], ...] = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 _SLOW_HELP = "Makes one rank, one stage, or the messages from one rank to the next slower by the factor."
 
 
@@ -52,7 +53,7 @@ class Units:
     @classmethod
     def of(cls, costs: Costs, longest_s: float) -> Units:
         """Return units in which a step and an activation are handy numbers."""
-        time, scale = next(u for u in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)) if longest_s * u[1] >= 30 or u[0] == "µs")
+        time, scale = next(u for u in _TIMES if longest_s * u[1] >= 30 or u is _TIMES[-1])
         most = float(np.max(np.asarray(costs.activation, np.float64)))
         if is_number(costs.activation) and most == 1.0:
             return cls(time, scale, "microbatches", 1.0)
@@ -75,7 +76,8 @@ def controls(base: Costs, settings: Settings, units: Units, *, num_ranks: int) -
             "help": f"What a rank may hold, in {units.memory}; empty: no limit. Schedules that need more say so; policies keep to it.",
         },
         {
-            "name": "slow_kind", "group": "What if", "label": "Straggler", "kind": "select", "options": list(SLOW_KINDS), "help": _SLOW_HELP,
+            "name": "slow_kind", "group": "What if", "label": "Straggler", "kind": "select",
+            "options": list(SLOW_KINDS), "help": _SLOW_HELP,
         },
         {
             "name": "slow_which", "group": "What if", "label": "Which", "kind": "number", "min": 0, "max": 4 * num_ranks - 1,

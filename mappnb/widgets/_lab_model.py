@@ -169,9 +169,10 @@ class LabModel:
     def lanes(self) -> list[Lane]:
         """Return a lane for the recorded step and for each entry, in that order."""
         out = [lane_of_recorded(self.recorded)] if self.recorded is not None else []
-        for o in self.outcomes:
-            out.append(lane_of(o.entry.label, o.numbers) if o.numbers is not None else Lane.empty(o.entry.label, o.why))
-        return out
+        return out + [
+            lane_of(o.entry.label, o.numbers) if o.numbers is not None else Lane.empty(o.entry.label, o.why)
+            for o in self.outcomes
+        ]
 
     def find(self, label: str) -> Outcome | None:
         """Return the outcome of an entry by its label."""

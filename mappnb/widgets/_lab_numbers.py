@@ -1,4 +1,4 @@
-"""The numbers of the schedule lab: one schedule, timed by the library, as arrays. Equal to what simulate() gives; nothing is simulated here."""
+"""The numbers of the schedule lab: one schedule, timed by the library, as arrays, equal to what simulate() gives."""
 
 from __future__ import annotations
 

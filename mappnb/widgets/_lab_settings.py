@@ -35,7 +35,9 @@ class Slow:
             return None
         if self.kind == "link":
             return Straggler(link=(self.which, (self.which + 1) % num_ranks), factor=self.factor)
-        return Straggler(**{self.kind: self.which}, factor=self.factor)
+        if self.kind == "stage":
+            return Straggler(stage=self.which, factor=self.factor)
+        return Straggler(rank=self.which, factor=self.factor)
 
     @classmethod
     def of(cls, straggler: Straggler, num_ranks: int) -> Slow | None:

@@ -132,7 +132,8 @@ def _key(lanes: list[Lane]) -> str:
 def twin(model: LabModel, lanes: list[Lane], units: Units, said: str) -> str:
     """Return picture and numbers as an HTML fragment."""
     replay = f"<p>{html.escape(model.replay.says())}</p>" if model.replay is not None else ""
-    caption = f'<figcaption style="font:12px system-ui,sans-serif">{html.escape(said)}, as it was saved<br>{_key(lanes)}{replay}</figcaption>'
+    caption = f'<figcaption style="font:12px system-ui,sans-serif">{html.escape(said)}, as it was saved<br>'
+    caption += f"{_key(lanes)}{replay}</figcaption>"
     return f'{STYLE}<figure style="margin:0">{picture(model, lanes, units)}{caption}</figure>{table_html(model, units)}'
 
 

@@ -231,13 +231,14 @@ class ScheduleLab(View):
         self._selected = label
 
     # ---------------------------------------------------------------------------------------------------- messages
-    def on_ready(self, content: dict[str, Any]) -> Answer | None:
+    def on_ready(self, content: dict[str, Any]) -> None:
         """Answer the browser: of a lane its meta, else the probe, then everything."""
         if "lane" in content:
-            return self._of_lane(content, self._lane(content).meta(self._model.longest_s * 1e9) | {"kind": "meta"})
+            meta = self._lane(content).meta(self._model.longest_s * 1e9)
+            self.send_answer(self._of_lane(content, meta | {"kind": "meta", "seq": content.get("seq")}))
+            return
         super().on_ready(content)
         self.send_answer(self.state(whole=True))
-        return None
 
     def state(self, *, whole: bool = False) -> Answer:
         """Return everything that the browser shows; ``whole``: with the controls and what never changes."""

@@ -25,7 +25,8 @@ PIXELS = """v => [...v.querySelectorAll('.mappnb-lab-canvas canvas:first-of-type
   const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let h = 0;
   for (let i = 0; i < d.length; i += 16) h = (h * 31 + d[i] + d[i + 1] * 7 + d[i + 2] * 13) | 0; return h; })"""
 BOKEH = """v => { const { plots } = v.mappnbView; const m = plots.find('memory', 'memory').data;
-  return [m.t.length, Math.max(...m.held.flatMap(h => [...h])), [...plots.find('bars', 'names').factors], plots.find('pareto', 'pareto').data.name.length]; }"""
+  return [m.t.length, Math.max(...m.held.flatMap(h => [...h])), [...plots.find('bars', 'names').factors],
+    plots.find('pareto', 'pareto').data.name.length]; }"""
 
 AT = """(f, i) => { const { plots } = document.querySelector('.mappnb-lab').mappnbView; const { frame } = [...plots.views.pareto][0];
   const d = plots.find('pareto', 'pareto').data; const b = f.getBoundingClientRect(); const { bbox, x_range: x, y_range: y } = frame;
@@ -141,7 +142,8 @@ def test_lanes_zoom_together_and_hover_is_linked(page):
     page.page.wait_for_timeout(900)
     ranges = view(page).evaluate(
         "v => { const l = v.mappnbView; const r = l.plots.find('memory', 'time');"
-        " return [[...l.lanes.values()].map(x => [x.lane.state.view.t0, x.lane.state.view.t1]), [r.start * l.units.ns, r.end * l.units.ns]]; }"
+        " const lanes = [...l.lanes.values()].map(x => x.lane.state.view);"
+        " return [lanes.map(x => [x.t0, x.t1]), [r.start * l.units.ns, r.end * l.units.ns]]; }"
     )
     lanes, memory = ranges
     assert all(r == lanes[0] for r in lanes)
