@@ -274,7 +274,8 @@ def _idle(row: Candidate) -> Floats:
             before[first + 1 : last + 1].sum(),
             before[max(first, last) + 1 :].sum() + end - stop[-1],
         ]
-    return out / row.schedule.num_ranks
+    idle = out / row.schedule.num_ranks
+    return np.where(idle > 1e-12 * max(end, 1e-300), idle, 0.0)  # sums of doubles leave crumbs
 
 
 def _why(row: Candidate, best: Candidate, plain: Candidate | None, limit: Floats, objective: str) -> str:
