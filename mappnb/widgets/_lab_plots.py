@@ -266,7 +266,7 @@ def _memory_figure(data: Columns, look: dict[str, str], theme: str, time_unit: s
     figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
     cursor = models.ColumnDataSource(name="cursor", data={"x": []})
     figure.vspan(x="x", line_color=look["muted"], line_width=1, source=cursor)
-    tips = [("", "@name"), ("holds", f"$data_y{{0.00}} {memory_unit}"), ("at", f"$data_x{{0.000}} {time_unit}")]
+    tips = [("", "@name"), ("holds", f"$snap_y{{0.00}} {memory_unit}"), ("at", f"$x{{0.000}} {time_unit}")]
     figure.add_tools(_tool([lines], tips, line_policy="prev", name="hover"))
     return figure
 

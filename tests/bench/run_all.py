@@ -19,6 +19,7 @@ COMMANDS = (
     ["bench_timeline_pan.py"],
     ["bench_timeline_canvas.py"],
     ["bench_array_view.py"],
+    ["bench_schedule_lab.py"],
     ["bench_schedules.py"],
     ["bench_executed_schedules.py"],
 )

@@ -93,6 +93,13 @@ class LabFrame extends FramePainter {
   }
 }
 
+/** The line at the pointer's time; its time in words only on the axis. */
+class LabOverlay extends OverlayPainter {
+  pill(geometry, ...rest) {
+    if (geometry.withAxis) super.pill(geometry, ...rest);
+  }
+}
+
 /** One schedule's timeline. `lab` hears of zooming, hovering and clicks. */
 class LabLane extends Timeline {
   constructor(lab, told, model, withAxis) {
@@ -111,6 +118,7 @@ class LabLane extends Timeline {
     this.geometry = new LabGeometry(this.withAxis);
     super.build(el);
     this.frame = new LabFrame(this.baseCanvas.getContext("2d", { alpha: false }));
+    this.overlay = new LabOverlay(this.canvas.getContext("2d"));
     const { toolbar, legend, line, details, range, table, code, help } = this.panels;
     for (const node of [toolbar, legend, line, help.node, this.handle]) node.remove();
     for (const panel of [details, range, table, code]) panel.node.remove();

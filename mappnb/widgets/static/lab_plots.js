@@ -117,14 +117,14 @@ class LabPlots {
     if (source) source.data = { x: t === null ? [] : [t] };
   }
 
-  /** Linked hover: what bokeh's tools find, the lanes and the table show. */
+  /** Linked hover: what bokeh's tools find, the lanes and the table show. (`inspected` itself changes silently.) */
   listen() {
     for (const figure of ["pareto", "bars"]) {
       const doc = this.document(figure);
       for (const tool of doc ? doc.roots().flatMap((root) => root.toolbar.tools) : []) {
         if (tool.name !== "hover") continue;
         const { data_source: source } = tool.renderers[0];
-        source.properties.inspected.change.connect(() => {
+        source.inspect.connect(() => {
           const [at] = source.inspected.indices;
           this.on.shine(at === undefined ? null : source.data.name[at]);
         });
