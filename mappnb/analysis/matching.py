@@ -9,9 +9,10 @@ import numpy as np
 import xarray as xr
 
 from mappnb.analysis._input import events_of
+from mappnb.analysis._match_identity import Identity, Transfers, agreement, sorted_calls, transfer_keys, transfers_of
 from mappnb.datasets import groups_of
 from mappnb.run import Run
-from mappnb.terms import Category, Op
+from mappnb.terms import Category
 
 __all__ = ["last_arrival_ns", "match"]
 
@@ -19,41 +20,57 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(slots=True)
-class _Calls:
-    """Transfers grouped into calls: ``index`` of the event, ``call`` it belongs to, calls numbered from 0."""
+class Calls:
+    """Transfers grouped into calls, in the order of call and rank.
 
+    Attributes
+    ----------
+    transfers : Transfers
+        All transfers, those without an identity included.
+    entry : int array, shape (row,)
+        Entry of ``transfers`` of each member of each call.
+    index : int array, shape (row,)
+        Its position in the dataset.
+    call : int array, shape (row,)
+        Number of the call, from 0.
+    first : int array, shape (call,)
+        First row of each call.
+    """
+
+    transfers: Transfers
+    entry: Array
     index: Array
     call: Array
-    num_calls: int
-    p2p: Array
+    first: Array
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls."""
+        return len(self.first)
+
+    @property
+    def count(self) -> Array:
+        """Number of members of each call."""
+        return np.diff(np.append(self.first, len(self.index)))
+
+    @property
+    def p2p(self) -> Array:
+        """Which calls are point-to-point, shape (call,)."""
+        return np.asarray(self.transfers.p2p[self.transfers.channel[self.entry[self.first]]], bool)
+
+
+def calls_of(events: xr.Dataset, identity: Identity = "auto") -> Calls:
+    """Return the transfers of a dataset grouped into calls."""
+    t = transfers_of(events, identity)
+    entry, new = sorted_calls(t, t.number, np.flatnonzero(t.number >= 0))
+    return Calls(t, entry, t.index[entry], np.cumsum(new) - 1, np.flatnonzero(new))
 
 
 def _keys(events: xr.Dataset, index: Array) -> Array:
-    """Identity of each transfer: (incarnation, group, seq) and, for p2p, (source, destination)."""
-    op = events.op.values[index]
-    rank, peer = events["rank"].values[index].astype(np.int64), events.peer.values[index].astype(np.int64)
-    p2p = events.category.values[index] == Category.P2P
-    waits = events.category.values[index] == Category.WAIT
-    name = events.name.values[index]
-    p2p |= waits & np.isin(name, [Op.SEND, Op.RECV])
-    sending = np.where(waits, name == Op.SEND, op == Op.SEND)
-    source = np.where(p2p, np.where(sending, rank, peer), -1)
-    target = np.where(p2p, np.where(sending, peer, rank), -1)
+    """Identity of transfers and waits by their numbers: (incarnation, group, seq) and, for p2p, (source, destination)."""
+    source, target, _ = transfer_keys(events, index)
     keys = [events.incarnation.values[index], events.group.values[index], events.seq.values[index], source, target]
     return np.stack([k.astype(np.int64) for k in keys], 1)
-
-
-def _calls(events: xr.Dataset) -> _Calls:
-    category = events.category.values
-    index = np.flatnonzero(((category == Category.COLLECTIVE) | (category == Category.P2P)) & (events.seq.values >= 0))
-    keys = _keys(events, index)
-    order = np.lexsort(keys.T[::-1])
-    ordered = keys[order]
-    new = np.ones(len(order), bool)
-    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    call = np.empty(len(order), np.int64)
-    call[order] = np.cumsum(new) - 1
-    return _Calls(index, call, int(new.sum()), ordered[new, 3] >= 0)
 
 
 def last_arrival_ns(events: xr.Dataset) -> Array:
@@ -70,7 +87,7 @@ def last_arrival_ns(events: xr.Dataset) -> Array:
         category ``wait`` takes the arrival of the call that it waits for.
     """
     out: Array = events.start_ns.values.astype(np.int64).copy()
-    calls = _calls(events)
+    calls = calls_of(events)
     if not calls.num_calls:
         return out
     last = np.full(calls.num_calls, np.iinfo(np.int64).min)
@@ -85,7 +102,7 @@ def last_arrival_ns(events: xr.Dataset) -> Array:
     return out
 
 
-def match(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.Dataset:
+def match(run: Run | xr.Dataset, *, step: int | slice | None = None, identity: Identity = "auto") -> xr.Dataset:
     """Return every collective and transfer with its members side by side.
 
     Parameters
@@ -94,26 +111,29 @@ def match(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.Datas
         Events of all ranks.
     step : int or slice, optional
         Steps to look at.
+    identity : str
+        ``"seq"``: by sequence number. ``"order"``: by the order of each group's calls on each rank. ``"auto"``: by number, and by order in
+        those groups that have no numbers, or whose members agree on op and bytes more often by order.
 
     Returns
     -------
     Dataset, dims (call, member)
         ``group, op, seq, incarnation, step`` (call,); ``rank, start_ns, end_ns, bytes`` (call, member), -1 where a call has fewer
         members than others; ``complete`` (call,): every member of the group is there once and agrees on op and bytes (an
-        all-to-all may send uneven shares), or both sides of a transfer are. Members are in the order of their ranks.
+        all-to-all may send uneven shares), or both sides of a transfer are. Members are in the order of their ranks. In the attributes:
+        ``unmatched_fraction``, the share of transfers that found no member to agree with; ``groups_by_order``, how many groups (or pairs,
+        for p2p) were matched by order: there ``seq`` is the place in the common order.
 
     Notes
     -----
-    Identity is (incarnation, group, seq), for p2p (incarnation, group, source, destination, seq): numbers counted at issue time.
+    Identity is (incarnation, group, seq), for p2p (incarnation, group, source, destination, seq): numbers counted at issue time. By order:
+    the members' sequences of (step, op, bytes) are aligned with the fewest insertions and deletions, p2p first in, first out. Never by
+    time. :func:`match_report` tells what is missing, extra, cut off or at odds.
     """
     events = events_of(run, step)
-    calls = _calls(events)
-    rank = events["rank"].values[calls.index]
-    order = np.lexsort((rank, calls.call))
-    index, call = calls.index[order], calls.call[order]
-    count = np.bincount(call, minlength=calls.num_calls)
-    first = np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int64) if calls.num_calls else np.empty(0, np.int64)
-    member = np.arange(len(index)) - first[call] if len(index) else np.empty(0, np.int64)
+    calls = calls_of(events, identity)
+    index, call, count = calls.index, calls.call, calls.count
+    member = np.arange(len(index)) - calls.first[call]
     shape = (calls.num_calls, int(count.max(initial=0)))
     start, duration = events.start_ns.values[index], events.duration_ns.values[index]
     grids = {
@@ -127,34 +147,38 @@ def match(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.Datas
         grid = np.full(shape, -1, np.int64)
         grid[call, member] = value
         data[name] = (("call", "member"), grid)
-    head = index[first] if calls.num_calls else np.empty(0, np.int64)
-    op = events.op.values[head]
-    data["op"] = ("call", np.where(calls.p2p, "send_recv", op).astype(object))
-    for name in ("group", "seq", "incarnation", "step"):
+    head = index[calls.first]
+    data["op"] = ("call", np.where(calls.p2p, "send_recv", events.op.values[head]).astype(object))
+    data["seq"] = ("call", calls.transfers.number[calls.entry[calls.first]])
+    for name in ("group", "incarnation", "step"):
         data[name] = ("call", events[name].values[head])
-    data["complete"] = ("call", _complete(events, calls, index, call, count))
-    return xr.Dataset(data, attrs=dict(events.attrs))
+    data["complete"] = ("call", complete_calls(events, calls))
+    attrs = {
+        "unmatched_fraction": unmatched_fraction(calls.transfers),
+        "groups_by_order": int(calls.transfers.by_order.sum()),
+    }
+    return xr.Dataset(data, attrs={**events.attrs, **attrs})
 
 
-def _complete(events: xr.Dataset, calls: _Calls, index: Array, call: Array, count: Array) -> Array:
+def unmatched_fraction(transfers: Transfers) -> float:
+    """Return the share of transfers that found no member to agree with on op and bytes; 0 where there are none."""
+    agreed = agreement(transfers, transfers.number)
+    return float(1.0 - agreed.mean()) if len(agreed) else 0.0
+
+
+def complete_calls(events: xr.Dataset, calls: Calls) -> Array:
+    """Return which calls have every member of their group once, with equal op and bytes, or both sides of a transfer."""
     sizes = {gid: len(g.get("ranks", [])) for gid, g in groups_of(events).items()}
-    head = np.concatenate([[0], np.cumsum(count)[:-1]]).astype(np.int64) if calls.num_calls else np.empty(0, np.int64)
-    wanted = np.array([sizes.get(int(g), -1) for g in events.group.values[index][head]], np.int64)
-    wanted = np.where(
-        calls.p2p, 2, wanted if sizes else count
-    )  # a trace without a table of groups: who came is all there is
+    index, call, count, p2p = calls.index, calls.call, calls.count, calls.p2p
+    group, code = np.unique(events.group.values[index[calls.first]], return_inverse=True)
+    wanted = np.array([sizes.get(int(g), -1) for g in group], np.int64)[code]
+    wanted = np.where(p2p, 2, wanted if sizes else count)  # a trace without a table of groups: who came is all there is
     ok = count == wanted
-    for name in ("op", "bytes"):
-        value = events[name].values[index]
-        same = value == value[head[call]]
-        same = same | (calls.p2p[call] if name == "op" else events.op.values[index] == Op.ALL_TO_ALL)
-        ok &= np.bincount(call, weights=same, minlength=calls.num_calls) == count
-    ranks = events["rank"].values[index]
-    twice = (
-        np.concatenate([[False], (ranks[1:] == ranks[:-1]) & (call[1:] == call[:-1])])
-        if len(ranks)
-        else np.empty(0, bool)
-    )
-    ok[call[twice & ~calls.p2p[call]]] = False
-    both = np.bincount(call, weights=events.op.values[index] == Op.SEND, minlength=calls.num_calls)
-    return np.asarray(ok & (~calls.p2p | (both == 1)))
+    t, head = calls.transfers, calls.entry[calls.first]
+    same = (t.size[calls.entry] == t.size[head][call]) & ((t.op[calls.entry] == t.op[head][call]) | p2p[call])
+    ok &= np.bincount(call, weights=same, minlength=calls.num_calls) == count
+    ranks = t.rank[calls.entry]
+    twice = np.flatnonzero((ranks[1:] == ranks[:-1]) & (call[1:] == call[:-1]) & ~p2p[call[1:]])
+    ok[call[twice]] = False
+    both = np.bincount(call, weights=t.sending[calls.entry], minlength=calls.num_calls)
+    return np.asarray(ok & (~p2p | (both == 1)))
