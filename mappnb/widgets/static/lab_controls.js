@@ -105,7 +105,13 @@ class LabControls {
     });
     this.summary = make("summary", { text: "Schedules" });
     this.choices = group;
-    return make("details", { class: "mappnb-lab-chooser" }, [this.summary, group]);
+    const details = make("details", { class: "mappnb-lab-chooser" }, [this.summary, group]);
+    this.disposer.listen(details, "keydown", (event) => {
+      if (event.key !== "Escape") return;
+      details.open = false;
+      this.summary.focus();
+    });
+    return details;
   }
 
   takeChosen(names) {
