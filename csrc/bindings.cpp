@@ -6,6 +6,7 @@ void register_module_hooks(nanobind::module_& m);
 void register_schedule(nanobind::module_& m);
 void register_policy(nanobind::module_& m);
 void register_replay(nanobind::module_& m);
+void register_trace_json(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // a recorder lives as long as the process: nothing to warn of at its end
@@ -15,4 +16,5 @@ NB_MODULE(_core, m) {
   register_schedule(m);
   register_policy(m);
   register_replay(m);
+  register_trace_json(m);
 }

@@ -170,3 +170,46 @@ def replay(duration: Annotated[NDArray[numpy.float64], dict(shape=(None,), order
     """
     Fill the results; returns how many operations ended. See mappnb.replay.
     """
+
+TRACE_MISSING: int = -9223372036854775808
+
+TRACE_TEXT_KEY: int = -4611686018427387904
+
+class TraceReader:
+    """
+    Reads trace-event JSON in pieces into columns. See mappnb.capture.importers._tracejson.
+    """
+
+    def __init__(self, fields: Sequence, shift: int = 3, hunt: bool = False) -> None: ...
+
+    def feed(self, data: bytes) -> None:
+        """Read on."""
+
+    def finish(self) -> None:
+        """Tell that the data is at its end."""
+
+    def take(self) -> dict:
+        """Return the rows read since the last call, as columns."""
+
+    def names(self, first: int = 0) -> list:
+        """Return the texts from number `first` on."""
+
+    @property
+    def rows(self) -> int:
+        """Rows not taken yet."""
+
+    @property
+    def metadata(self) -> dict:
+        """Top-level entries other than the events, as JSON text."""
+
+    @property
+    def repairs(self) -> dict:
+        """What was mended or left out, by kind."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes fed."""
+
+    @property
+    def state(self) -> str:
+        """Where in the document the reader is."""

@@ -1,0 +1,161 @@
+// Reads trace-event JSON (Chrome, Kineto, MegaScan) that comes in pieces, into columns. Tolerant: what is damaged is
+// mended or left out, and counted; an event costs the same however long the file, and the memory does not grow with it.
+#pragma once
+
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "trace_text.hpp"
+
+namespace mappnb::trace {
+
+enum class Repair : int {
+  truncated,
+  control_characters,
+  unescaped_quotes,
+  lost_quotes,
+  bad_escapes,
+  bad_utf8,
+  not_a_number,
+  duplicate_keys,
+  numbers_as_text,
+  out_of_range,
+  bad_values,
+  missing_commas,
+  not_events,
+  broken_events,
+  oversized_events,
+  long_strings,
+  junk_bytes,
+  count
+};
+constexpr size_t kRepairs = size_t(Repair::count);
+extern const char* const kRepairNames[kRepairs];
+
+enum class Kind : char { integer = 'i', real = 'f', text = 's', key = 'k', time = 't', letter = 'c', args = 'a' };
+
+// A wanted field: of the event, or of its args.
+struct Field {
+  std::string name;
+  Kind kind;
+  bool in_args;
+};
+
+struct Column {
+  Kind kind;
+  std::vector<int64_t> ints;  // integer, key, time
+  std::vector<double> reals;
+  std::vector<int32_t> texts;  // ids of Names; -1: none
+  std::vector<uint8_t> letters;
+};
+
+// Finds a field by its name; at most 128 of them.
+class FieldIndex {
+ public:
+  FieldIndex() { slots_.fill(-1); }
+  void add(std::string_view name, int field);
+  int find(std::string_view name) const;
+
+ private:
+  static size_t place(std::string_view name);
+  std::array<int16_t, 256> slots_;
+  std::vector<std::pair<std::string, int>> entries_;
+};
+
+class Reader {
+ public:
+  // `shift`: decimal places from the file's time unit to ns. `hunt`: look for events anywhere, as in a file whose head
+  // is lost.
+  Reader(std::vector<Field> fields, int shift, bool hunt);
+  void feed(const char* data, size_t size);
+  void finish();
+
+  size_t rows() const { return rows_; }
+  std::vector<Column> take();
+  const std::vector<Field>& fields() const { return fields_; }
+  const Names& names() const { return names_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::array<int64_t, kRepairs>& repairs() const { return repairs_; }
+  int64_t bytes() const { return bytes_; }
+  const char* state() const;
+
+ private:
+  enum class State { start, object, metadata, events, resync, done };
+  enum class Status { ok, more, broken };
+  enum class In { key, object, array };
+
+  void run();
+  Status advance();
+  Status at_start();
+  Status in_object();
+  Status in_metadata();
+  Status in_events();
+  Status in_resync();
+  Status at_done();
+  Status attempt();
+  Status give_up(const char* start, Status why);
+  Status closes_array();
+  void lose(const char* to);
+
+  Status event();
+  Status pairs(bool args);
+  Status value(int field);
+  Status args_value();
+  Status scalar(int field);
+  Status skip_value();
+  Status skip_container();
+  Status token(std::string_view& out);
+  Status string(In in, std::string_view& out);
+  Status string_slowly(In in, std::string_view& out);
+  Status odd_quote(In in, const char* begin, bool& over);
+  Status odd_control(In in, bool& over);
+  Status escape();
+  Status escape_unicode();
+  bool hex4(const char* p, uint32_t& code) const;
+  Status ends(const char* p, In in, bool& yes) const;
+  Status begins_key(const char* quote, bool& yes) const;
+  void keep(const char* from, const char* to);
+  Status at_edge() const { return last_ ? Status::ok : Status::more; }  // the data may go on
+  void put_text(int field, std::string_view text);
+  void put_bare(int field, std::string_view text);
+  bool put_decimal(int field, std::string_view text);
+  void put_raw(int field, std::string_view text);
+  void touch(int field);
+  void clear(int field);
+  void reset_row();
+  void commit();
+  void mended(Repair r, int64_t n = 1) { repairs_[size_t(r)] += n; }
+  int32_t name_id(std::string_view text);
+  void remember(const std::string& key, std::string text);
+
+  std::vector<Field> fields_;
+  FieldIndex event_index_, args_index_;
+  std::vector<Column> columns_;
+  std::vector<int64_t> row_ints_;
+  std::vector<double> row_reals_;
+  std::vector<uint8_t> row_seen_;
+  std::vector<int> row_touched_;
+  int phase_field_ = -1;
+  size_t rows_ = 0;
+  int shift_;
+  Names names_;
+
+  std::string buffer_, scratch_;
+  const char *p_ = nullptr, *end_ = nullptr;
+  bool last_ = false, uncertain_ = false, bare_ = false, seen_any_ = false, lines_ = false;
+  size_t need_ = 0;
+  int64_t bytes_ = 0, rescanned_ = 0;
+  State state_ = State::start;
+
+  std::map<std::string, std::string> metadata_;
+  std::string meta_key_, meta_text_;
+  size_t meta_bytes_ = 0;
+  int meta_depth_ = 0;
+  bool meta_string_ = false, meta_escape_ = false, meta_cut_ = false, meta_any_ = false;
+  std::array<int64_t, kRepairs> repairs_{};
+};
+
+}  // namespace mappnb::trace
