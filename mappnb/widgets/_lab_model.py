@@ -24,6 +24,8 @@ from mappnb.widgets._lab_settings import Settings, adjusted
 
 __all__ = ["REPLAY", "LabModel", "Outcome", "Replay"]
 
+_LARGE = 0.1
+"""A replay error above it is called large: published simulators err by 1 to 8 %."""
 REPLAY = "replay"
 """Label of the replay of the recorded schedule."""
 
@@ -182,6 +184,15 @@ class LabModel:
     def reference(self) -> Outcome | None:
         """What the others are compared with: the replay of what was recorded, else the first that runs."""
         return next((o for o in self.outcomes if o.numbers is not None), None)
+
+    def says(self, *, given: bool) -> str:
+        """Return how far the numbers can be trusted, in words; empty without a run. ``given``: the costs were not measured here."""
+        if self.recorded is None:
+            return ""
+        if self.replay is None:
+            return f"The recorded schedule cannot be replayed, so that nothing tells how far the numbers hold: {self.recorded.why}"
+        hint = " Where durations vary, means may replay better than medians: ScheduleLab(mappnb.fit_costs(run, statistic='mean'), run=run)."
+        return self.replay.says() + (hint if not given and abs(self.replay.error) > _LARGE else "")
 
     def release(self) -> None:
         """Let go of schedules and numbers."""

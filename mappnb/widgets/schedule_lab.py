@@ -253,7 +253,7 @@ class ScheduleLab(View):
             "longest": model.longest_s * units.time_scale,
             "selected": self._selected,
             "chosen": self._chosen,
-            "says": self._says(),
+            "says": model.says(given=self._given),
         }
         if whole:
             sizes = model.sizes
@@ -265,12 +265,6 @@ class ScheduleLab(View):
                 "legend": [[n, a[1], b[1]] for n, a, b in _legend()],
             }
         return Answer(content, arrays)
-
-    def _says(self) -> str:
-        if self._model.replay is not None:
-            return self._model.replay.says()
-        recorded = self._model.recorded
-        return f"The recorded schedule cannot be replayed: {recorded.why}" if recorded is not None else ""
 
     def _scales(self) -> dict[str, float]:
         return {"time_scale": self._units.time_scale, "memory_scale": self._units.memory_scale}

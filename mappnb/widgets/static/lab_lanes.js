@@ -75,7 +75,8 @@ class LabFrame extends FramePainter {
     context.fillStyle = look.background;
     context.fillRect(0, 0, geometry.width, plot.y);
     if (geometry.withAxis) {
-      this.paintAxis(geometry, state, look, ticks);
+      const end = plot.x + plot.w - 34; // a number further right would be cut
+      this.paintAxis(geometry, state, look, { ...ticks, ticks: ticks.ticks.filter(({ at }) => geometry.xOf(at - ticks.origin, state.view) < end) });
       context.fillStyle = look.background;
       context.fillRect(0, 0, plot.x, plot.y);
       this.label("time", plot.x - 8, HEIGHTS.axis / 2, look.muted, look.fontOf(11), plot.x - 12, look, "right");
@@ -156,7 +157,7 @@ class LabLane extends Timeline {
 
   /** The summary that follows; a message is a block of its own here. */
   showMessage(text) {
-    super.showMessage(text ? "cannot run with these settings" : "");
+    super.showMessage(text && text === this.state.meta.empty ? "cannot run with these settings" : text);
   }
 
   tick(now) {
