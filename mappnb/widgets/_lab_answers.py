@@ -9,7 +9,7 @@ import numpy as np
 from mappnb.widgets._lab_controls import Units
 from mappnb.widgets._lab_lanes import Lane
 from mappnb.widgets._lab_model import REPLAY, LabModel, Outcome
-from mappnb.widgets._lab_plots import MARKERS, SERIES, Columns
+from mappnb.widgets._lab_plots import SERIES, Columns
 
 __all__ = ["lanes_told", "number_text", "pack_columns", "table_columns", "table_rows"]
 
@@ -89,6 +89,8 @@ def lanes_told(model: LabModel, lanes: list[Lane], units: Units) -> list[dict[st
             said = "cannot run"
         else:
             said = f"{number_text(n.step_s * units.time_scale, units.time)}, bubble {n.bubble_fraction:.1%}"
+            if n.schedule.num_ranks != model.sizes.num_ranks:
+                said += f", {n.schedule.num_ranks} ranks"
         if lane.label == REPLAY and model.replay is not None:
             said += ", recorded order at these costs"
         out.append(
@@ -97,7 +99,6 @@ def lanes_told(model: LabModel, lanes: list[Lane], units: Units) -> list[dict[st
                 "says": said,
                 "why": outcome.why if outcome is not None else "",
                 "colours": SERIES[index % len(SERIES)] if index >= 0 else None,
-                "marker": MARKERS[index % len(MARKERS)] if index >= 0 else None,
                 "pickable": n is not None,
                 "meta": lane.meta(extent),
             }

@@ -42,6 +42,11 @@ THEMES = {
 }
 
 
+def series_marker(index: int) -> str:
+    """Return the marker of the index-th schedule: with its colour one of 64 signs."""
+    return MARKERS[(index + index // len(SERIES)) % len(MARKERS)]
+
+
 def series_colours(index: int, theme: str) -> str:
     """Return the colour of the index-th schedule."""
     return SERIES[index % len(SERIES)][theme == "dark"]
@@ -132,7 +137,7 @@ def _pareto(model: LabModel, time_scale: float, memory_scale: float) -> dict[str
         **_places(step),
         **{f"colour_{theme}": [series_colours(i, theme) for i, _, _ in rows] for theme in THEMES},
         "fill": np.array([0.9 if o.fits else 0.0 for _, o, _ in rows], np.float32),
-        "marker": [MARKERS[i % len(MARKERS)] for i, _, _ in rows],
+        "marker": [series_marker(i) for i, _, _ in rows],
         "says": ["fits" if o.fits else "does not fit in the memory limit" for _, o, _ in rows],
     }
 

@@ -28,6 +28,7 @@ __all__ = ["LabSnapshot", "page", "picture", "table_html", "twin"]
 Array = np.ndarray[Any, Any]
 WIDTH, GUTTER, HEAD, BOTTOM = 1000, 58, 20, 24
 MOST_RANKS = 64
+FONT = "font:12px system-ui,sans-serif"
 STYLE = (
     "<style>.mappnb-still-lab text{font:11px system-ui,sans-serif;fill:var(--jp-ui-font-color1,currentColor)}"
     ".mappnb-still-lab .axis{fill:var(--jp-ui-font-color2,currentColor)}"
@@ -110,14 +111,13 @@ def _raster(lane: Lane, longest_s: float, plot: int, size: int, top: int) -> str
 
 def table_html(model: LabModel, units: Units) -> str:
     """Return the numbers as an HTML table."""
-    head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in table_columns(units))
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(t)}</td>" for t in row["cells"])
-        + f"<td>{html.escape(row['why'])}</td></tr>"
-        for row in table_rows(model, units)
-    )
-    return f'<table class="mappnb-lab-numbers"><thead><tr>{head}<th scope="col">why</th></tr></thead><tbody>{body}</tbody></table>'
+    rows = table_rows(model, units)
+    whys = any(row["why"] for row in rows)
+    heads = [*table_columns(units), *(["why"] if whys else [])]
+    head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in heads)
+    cells = [[*row["cells"], *([row["why"].split("\n\n")[0]] if whys else [])] for row in rows]
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(t)}</td>' for t in row)}</tr>" for row in cells)
+    return f'<table class="mappnb-lab-numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _key(lanes: list[Lane]) -> str:
@@ -168,10 +168,9 @@ class LabSnapshot:
         return f"Snapshot of {self.text}"
 
     def _repr_html_(self) -> str:
-        return (
-            f'{STYLE}<figure style="margin:0">{self.svg}<figcaption>{self.key}</figcaption></figure>{self.table}'
-            f"<details><summary>code</summary><code>{html.escape(self.code)}</code></details>"
-        )
+        key = f'<figcaption style="{FONT}">{self.key}</figcaption>'
+        code = f'<details style="{FONT}"><summary>code</summary><code>{html.escape(self.code)}</code></details>'
+        return f'{STYLE}<figure style="margin:0">{self.svg}{key}</figure>{self.table}{code}'
 
     def save(self, path: Any) -> None:
         """Write the picture as an SVG file."""

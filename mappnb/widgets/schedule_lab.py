@@ -22,6 +22,7 @@ from mappnb.widgets._lab_lanes import Lane
 from mappnb.widgets._lab_model import REPLAY, LabModel
 from mappnb.widgets._lab_numbers import Limit
 from mappnb.widgets._lab_plots import bokeh_js, columns, figures, legend, memory_columns
+from mappnb.widgets._lab_recorded import Recorded
 from mappnb.widgets._lab_settings import Settings, Slow, base_of, checked, costs_code, stragglers_code
 from mappnb.widgets._messages import Answer, number, text, whole
 from mappnb.widgets._timeline_options import PARTS
@@ -49,8 +50,8 @@ class ScheduleLab(View):
         schedules themselves.
     num_ranks, num_microbatches : int, optional
         Pipeline ranks, microbatches of a step: 4 and 16, or those of the run.
-    num_chunks : int
-        Chunks per rank of the schedules that leave it open.
+    num_chunks : int, optional
+        Chunks per rank of the schedules that leave it open: 2, or as many as the run has if that is more than one.
     memory_limit : number or array, dims (rank,), optional
         In the unit of the costs.
     stragglers : sequence of Straggler
@@ -92,7 +93,7 @@ class ScheduleLab(View):
         schedules: Iterable[EntryLike] = SCHEDULES,
         num_ranks: int | None = None,
         num_microbatches: int | None = None,
-        num_chunks: int = 2,
+        num_chunks: int | None = None,
         memory_limit: Limit = None,
         stragglers: Sequence[Straggler] = (),
         step: int | None = None,
@@ -118,7 +119,7 @@ class ScheduleLab(View):
             base,
             self._all,
             settings,
-            sizes=Sizes(ranks, microbatches, num_chunks),
+            sizes=Sizes(ranks, microbatches, num_chunks or _chunks(recorded)),
             stragglers=stragglers[:-1] if slow is not None else stragglers,
             recorded=recorded,
         )
@@ -375,6 +376,10 @@ class ScheduleLab(View):
         """Let go of schedules and data."""
         self._model.release()
         self._lanes = []
+
+
+def _chunks(recorded: Recorded | None) -> int:
+    return recorded.num_chunks if recorded is not None and recorded.num_chunks > 1 else 2
 
 
 def _legend() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
