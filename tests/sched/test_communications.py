@@ -10,12 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mappnb.errors import ScheduleError
-from mappnb.sched import Action, Placement, Schedule, Transfer, TransferKind, schedule, schedules
+from mappnb.sched import Action, Placement, Schedule, Transfer, TransferKind, schedule
 from mappnb.sched.action import parse
 from mappnb.sched.communications import add_communications
-from mappnb.sched.registry import family
 from mappnb.sched.validate import problems
 from mappnb.terms import Kind
+
+from .strategies import registered
 
 SENDS = (TransferKind.SEND_F, TransferKind.SEND_B)
 
@@ -25,18 +26,6 @@ def order(*rows: str, **options) -> Schedule:
     full = [[parse(w) for w in row.split()] for row in rows]
     ranks = [[a for a in row if isinstance(a, Action)] for row in full]
     return Schedule(ranks, communications=full, **options)
-
-
-@st.composite
-def good(draw) -> Schedule:
-    """Any registered schedule."""
-    name = draw(st.sampled_from(schedules()))
-    chunks = family(name).chunks or draw(st.integers(1, 2))
-    p, k = draw(st.integers(1, 4)), draw(st.integers(1, 2))
-    try:
-        return schedule(name, num_stages=p * chunks, num_microbatches=p * chunks * k, num_chunks=chunks)
-    except ScheduleError:
-        assume(False)
 
 
 def peer(sched: Schedule, t: Transfer) -> int:
@@ -139,7 +128,7 @@ def _consumed(row: tuple) -> bool:
 
 
 @settings(max_examples=60, deadline=None)
-@given(sched=good())
+@given(sched=registered())
 def test_every_schedule_gets_right_transfers(sched):
     full = add_communications(sched)
     assert full == sched and sched.communications is None
@@ -161,7 +150,7 @@ def test_every_schedule_gets_right_transfers(sched):
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_a_fault_is_found_exactly_when_the_transfers_cannot_run(data):
-    full = add_communications(data.draw(good()))
+    full = add_communications(data.draw(registered()))
     rows = [list(r) for r in full.communications]
     r = data.draw(st.integers(0, len(rows) - 1))
     i, j = (data.draw(st.integers(0, len(rows[r]) - 1)) for _ in range(2))
@@ -199,7 +188,7 @@ def test_a_fault_is_found_exactly_when_the_transfers_cannot_run(data):
 @given(data=st.data(), rendezvous=st.booleans())
 def test_a_deadlock_of_transfers_is_shown_as_a_cycle(data, rendezvous):
     """Receives are put as late as can be, in their order: that is right for buffered sends only."""
-    full = add_communications(data.draw(good()))
+    full = add_communications(data.draw(registered()))
     rows = []
     for row in full.communications:
         held, out = [], []
@@ -380,7 +369,7 @@ def test_nothing_stands_inside_a_pair():
 # ------------------------------------------------------------------------------------------------------------- torch
 @pytest.mark.oracle
 @settings(max_examples=60, deadline=None)
-@given(sched=good())
+@given(sched=registered())
 def test_the_same_transfers_as_torch(sched):
     torch = pytest.importorskip("torch.distributed.pipelining.schedules")
     assume(sched.placement.backward is None and sched.placement.mirrored is None)

@@ -9,23 +9,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mappnb.errors import ScheduleError
-from mappnb.sched import Action, Placement, Schedule, schedule, schedules
+from mappnb.sched import Action, Placement, Schedule, schedule
 from mappnb.sched.csvfiles import from_csv, to_csv
-from mappnb.sched.registry import family
+
+from .strategies import registered
 
 P, M = 2, 4  # ranks and microbatches of torch's schedules here
-
-
-@st.composite
-def good(draw) -> Schedule:
-    """Any registered schedule."""
-    name = draw(st.sampled_from(schedules()))
-    chunks = family(name).chunks or draw(st.integers(1, 2))
-    p, k = draw(st.integers(1, 4)), draw(st.integers(1, 2))
-    try:
-        return schedule(name, num_stages=p * chunks, num_microbatches=p * chunks * k, num_chunks=chunks)
-    except ScheduleError:
-        assume(False)
 
 
 def bare(sched: Schedule) -> Schedule:
@@ -34,7 +23,7 @@ def bare(sched: Schedule) -> Schedule:
 
 
 @settings(max_examples=60, deadline=None)
-@given(sched=good(), communications=st.booleans())
+@given(sched=registered(), communications=st.booleans())
 def test_round_trip(sched, communications):
     text = to_csv(sched, communications=communications)
     read = from_csv(text, placement=sched.placement)
@@ -184,7 +173,7 @@ def runtime(torch, *, num_stages: int, num_microbatches: int, ranks: int):
 
 @pytest.mark.oracle
 @settings(max_examples=30, deadline=None)
-@given(sched=good(), communications=st.booleans())
+@given(sched=registered(), communications=st.booleans())
 def test_torch_reads_our_files(sched, communications, tmp_path_factory):
     torch = pytest.importorskip("torch.distributed.pipelining.schedules")
     assume(sched.placement.backward is None and sched.placement.mirrored is None)

@@ -12,11 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mappnb.errors import ScheduleError
-from mappnb.sched import Action, Costs, Placement, Schedule, schedule, schedules
+from mappnb.sched import Action, Costs, Placement, Schedule, schedule
 from mappnb.sched.codes import PAIRED
-from mappnb.sched.registry import family
 from mappnb.sched.validate import problems, validate
 from mappnb.terms import Kind
+
+from .strategies import registered
 
 F, B, BI, W = Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 
@@ -65,13 +66,7 @@ def _ready(a: Action, done: set[Action], stages: int) -> bool:
 @st.composite
 def good(draw) -> Schedule:
     """Any registered schedule, some backwards split in two, some neighbours paired where that can run."""
-    name = draw(st.sampled_from(schedules()))
-    chunks = family(name).chunks or draw(st.integers(1, 2))
-    p, k = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    try:
-        sched = schedule(name, num_stages=p * chunks, num_microbatches=p * chunks * k, num_chunks=chunks)
-    except ScheduleError:
-        assume(False)
+    sched = draw(registered(max_ranks=3))
     if not sched.pairs and draw(st.booleans()):
         split = draw(st.sets(st.sampled_from([a for r in sched.ranks for a in r if a.kind is B] or [None]), max_size=3))
         ranks = [
