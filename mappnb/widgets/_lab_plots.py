@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mappnb.palette import BREAKDOWN_COLOURS
 from mappnb.widgets._lab_lanes import CLASSES
@@ -35,6 +36,7 @@ SERIES = (
 """(light, dark) of the schedules in their order; each has a marker of its own too."""
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star", "plus")
 MOST_CHANGES = 500
+MOST_NAMES = 9
 IDLE = {"warm_up": ("#c9ced4", "#59626c"), "steady": ("#9ba4ae", "#7c8691"), "cool_down": ("#dfe3e7", "#434b54")}
 THEMES = {
     "light": {"ground": "#ffffff", "text": "#1b1f24", "muted": "#57606a", "line": "#d0d7de", "danger": "#b3261e"},
@@ -78,6 +80,7 @@ def columns(model: LabModel, selected: str, *, time_scale: float, memory_scale: 
         "memory": memory_columns(model, selected, time_scale=time_scale, memory_scale=memory_scale),
         "limit": _limit(model, time_scale, memory_scale),
         "pareto": _pareto(model, time_scale, memory_scale),
+        "front": _front(model, time_scale, memory_scale),
         "transfer": _transfer(model, time_scale),
         "bars": _bars(model, time_scale),
     }
@@ -142,6 +145,26 @@ def _pareto(model: LabModel, time_scale: float, memory_scale: float) -> dict[str
     }
 
 
+def best(step: Array, peak: Array) -> npt.NDArray[np.bool_]:
+    """Return which points are on the Pareto front: no other is at most as long and as large, and one of them less."""
+    out = np.ones(len(step), bool)
+    for i in range(len(step)):
+        less = (step <= step[i]) & (peak <= peak[i]) & ((step < step[i]) | (peak < peak[i]))
+        out[i] = not less.any()
+    return out
+
+
+def _front(model: LabModel, time_scale: float, memory_scale: float) -> dict[str, Any]:
+    """Return the corners of the line along the Pareto front."""
+    done = [o.numbers for o in model.outcomes if o.numbers is not None]
+    step = np.array([n.step_s * time_scale for n in done], np.float32)
+    peak = np.array([n.peak_memory.max() * memory_scale for n in done], np.float32)
+    at = np.flatnonzero(best(step, peak)) if done else np.zeros(0, np.int64)
+    at = at[np.lexsort((-peak[at], step[at]))]
+    x, y = step[at], peak[at]
+    return {"x": np.repeat(x, 2)[1:], "y": np.repeat(y, 2)[:-1]}
+
+
 def _places(step: Array) -> dict[str, Any]:
     """Return where the text of each point goes: to its right above it, of those in the right half to its left below it."""
     late = step > (step.min(initial=np.inf) + step.max(initial=-np.inf)) / 2 if len(step) else np.zeros(0, bool)
@@ -153,12 +176,14 @@ def _places(step: Array) -> dict[str, Any]:
 
 
 def _said(step: Array, peak: Array, names: list[str]) -> list[str]:
-    """Return the text beside each point; points that lie (nearly) on one another share the one of the first."""
+    """Return the text beside each point: of many only of the best; points that lie (nearly) on one another share one."""
     out = list(names)
+    if len(names) > MOST_NAMES:
+        out = [name if there else "" for name, there in zip(names, best(step, peak).tolist(), strict=True)]
     for i in range(len(names)):
         for k in range(i):
             apart = abs(step[i] - step[k]) > 0.04 * np.ptp(step) or abs(peak[i] - peak[k]) > 0.06 * np.ptp(peak)
-            if not apart and out[k]:
+            if not apart and out[k] and out[i]:
                 out[k], out[i] = f"{out[k]}, {names[i]}", ""
                 break
     return out
@@ -282,6 +307,7 @@ def _pareto_figure(data: Columns, look: dict[str, str], theme: str, time_unit: s
     )
     figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.22
     source = _source(data, "pareto")
+    figure.line("x", "y", line_color=look["muted"], line_dash="dotted", line_width=1.5, source=_source(data, "front"))
     points = figure.scatter(
         "step",
         "peak",
@@ -320,7 +346,7 @@ def _bars_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str
     names = list(reversed(data["bars"]["name"])) or ["none"]
     figure = _figure(
         look,
-        height=250,
+        height=max(250, 70 + 22 * len(names)),
         y_range=models.FactorRange(*names, name="names"),
         x_axis_label=f"mean of the ranks, {time_unit}",
     )

@@ -22,7 +22,7 @@ from mappnb.testing.runs import make_run
 from mappnb.widgets import ScheduleLab
 from mappnb.widgets._lab_entries import Builder, Sizes, choices, entries_of
 from mappnb.widgets._lab_numbers import PHASES, lab_columns
-from mappnb.widgets._lab_plots import columns
+from mappnb.widgets._lab_plots import best, columns
 
 COSTS = mappnb.Costs(
     forward_s=0.010, backward_input_s=0.011, backward_weight_s=0.009, p2p_s=0.001, message_bytes=1e7, bandwidth=5e9
@@ -110,6 +110,25 @@ def test_memory_over_time_reaches_the_peak():
         (np.diff(t) >= 0).all() and len(t) == len(h) < 1100 for t, h in zip(drawn["t"], drawn["held"], strict=True)
     )
     assert view.results.step_s["1f1b"] == pytest.approx(float(drawn["t"][0][-1]), rel=1e-6)
+
+
+def test_pareto_front(rng):
+    step, peak = rng.integers(1, 8, (2, 30)).astype(float)
+    mine = best(step, peak)
+    for i in range(30):
+        beaten = any(
+            step[k] <= step[i] and peak[k] <= peak[i] and (step[k], peak[k]) != (step[i], peak[i]) for k in range(30)
+        )
+        assert mine[i] == (not beaten)
+    view = ScheduleLab(COSTS, schedules=choices())
+    drawn = columns(view._model, "1f1b", time_scale=1e3, memory_scale=1.0)
+    front = {n for n, s in zip(drawn["pareto"]["name"], drawn["pareto"]["said"], strict=True) if s}
+    assert (
+        front
+        and len(front) <= 9
+        and (np.diff(drawn["front"]["x"]) >= 0).all()
+        and (np.diff(drawn["front"]["y"]) <= 0).all()
+    )
 
 
 def test_bars_sum_to_the_step():

@@ -101,7 +101,12 @@ class LabPlots {
   name(names) {
     const range = this.find("bars", "names");
     const wanted = [...names].reverse();
-    if (range && range.factors.join("|") !== wanted.join("|")) range.factors = wanted.length ? wanted : ["none"];
+    if (range && range.factors.join("|") !== wanted.join("|")) this.rename(range, wanted);
+  }
+
+  rename(range, names) {
+    range.factors = names.length ? names : ["none"];
+    for (const root of this.document("bars").roots()) root.height = Math.max(250, 70 + 22 * names.length);
   }
 
   /** The memory plot shows what the lanes show. */
