@@ -34,6 +34,18 @@ class MappAccessor:
         """See :func:`mappnb.analysis.bubble_fraction`."""
         return analysis.bubble_fraction(self._ds, step=step)
 
+    def critical_path(self, *, step: int) -> pd.DataFrame:
+        """See :func:`mappnb.analysis.critical_path`."""
+        return analysis.critical_path(self._ds, step=step)
+
+    def event_slack(self, *, step: int) -> xr.Dataset:
+        """See :func:`mappnb.analysis.event_slack`."""
+        return analysis.event_slack(self._ds, step=step)
+
+    def hta_breakdown(self, *, step: int | slice | None = None, include_last_step: bool = False) -> xr.Dataset:
+        """See :func:`mappnb.analysis.hta_breakdown`."""
+        return analysis.hta_breakdown(self._ds, step=step, include_last_step=include_last_step)
+
     def match(self, *, step: int | slice | None = None) -> xr.Dataset:
         """See :func:`mappnb.analysis.match`."""
         return analysis.match(self._ds, step=step)
