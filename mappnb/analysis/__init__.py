@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from mappnb.analysis.breakdown import breakdown
 from mappnb.analysis.bubbles import bubble_fraction, bubble_seconds
+from mappnb.analysis.critical import critical_path, event_slack
+from mappnb.analysis.hta import hta_breakdown
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
 
-__all__ = ["breakdown", "bubble_fraction", "bubble_seconds", "match", "op_statistics", "step_statistics"]
+__all__ = [
+    "breakdown",
+    "bubble_fraction",
+    "bubble_seconds",
+    "critical_path",
+    "event_slack",
+    "hta_breakdown",
+    "match",
+    "op_statistics",
+    "step_statistics",
+]
