@@ -106,7 +106,7 @@ class _Reader:
         """INT and LONG of protocol 0: digits in a line; 00 and 01 of INT are False and True."""
         line = self.line()
         try:
-            value: Any = {b"00": False, b"01": True}.get(line, None)
+            value: Any = {b"00": False, b"01": True}.get(line)
             if value is None:
                 if len(line) > 40:
                     raise ValueError
