@@ -10,6 +10,7 @@ import xarray as xr
 from mappnb import analysis
 from mappnb.datasets import layout_of
 from mappnb.layout import Layout
+from mappnb.run import Run
 
 __all__ = ["MappAccessor"]
 
@@ -37,6 +38,10 @@ class MappAccessor:
     def critical_path(self, *, step: int) -> pd.DataFrame:
         """See :func:`mappnb.analysis.critical_path`."""
         return analysis.critical_path(self._ds, step=step)
+
+    def diff(self, after: Run | xr.Dataset, **options: Any) -> pd.DataFrame:
+        """See :func:`mappnb.analysis.diff`; this dataset is the one before."""
+        return analysis.diff(self._ds, after, **options)
 
     def event_slack(self, *, step: int) -> xr.Dataset:
         """See :func:`mappnb.analysis.event_slack`."""

@@ -12,7 +12,7 @@ from mappnb.analysis._input import events_of, issue_only
 from mappnb.errors import MappnbError
 from mappnb.run import Run
 
-__all__ = ["op_statistics", "step_statistics"]
+__all__ = ["op_statistics", "step_statistics", "timed_elsewhere"]
 
 
 def step_statistics(run: Run, *, skip_first: int = 1) -> pd.Series[Any]:
@@ -84,7 +84,7 @@ def op_statistics(run: Run | xr.Dataset, *, step: int | slice | None = None) -> 
     device rows of a (category, op, phase), these alone are counted; where it has none, its host rows are.
     """
     events = events_of(run, step)
-    events = events.isel(event=np.flatnonzero(~_timed_elsewhere(events)))
+    events = events.isel(event=np.flatnonzero(~timed_elsewhere(events)))
     names = ["category", "op", "phase"]
     frame = pd.DataFrame({n: pd.Categorical(events[n].values) for n in names} | {"s": events.duration_ns.values / 1e9})
     grouped = frame.groupby(names, observed=True)["s"]
@@ -99,7 +99,7 @@ def op_statistics(run: Run | xr.Dataset, *, step: int | slice | None = None) -> 
     return table.sort_values("total_s", ascending=False)
 
 
-def _timed_elsewhere(events: xr.Dataset) -> np.ndarray[Any, Any]:
+def timed_elsewhere(events: xr.Dataset) -> np.ndarray[Any, Any]:
     """Return which events are only the issue of work of which the rank has device rows."""
     issue = issue_only(events)
     if not issue.any():
