@@ -5,6 +5,7 @@ from __future__ import annotations
 from mappnb.analysis.breakdown import breakdown
 from mappnb.analysis.bubbles import bubble_fraction, bubble_seconds
 from mappnb.analysis.critical import critical_path, event_slack
+from mappnb.analysis.diff import diff
 from mappnb.analysis.hta import hta_breakdown
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
@@ -14,6 +15,7 @@ __all__ = [
     "bubble_fraction",
     "bubble_seconds",
     "critical_path",
+    "diff",
     "event_slack",
     "hta_breakdown",
     "match",
