@@ -14,7 +14,7 @@ using namespace mappnb::trace;
 
 namespace {
 
-std::vector<Field> wanted(nb::sequence fields) {
+std::vector<Field> wanted(nb::typed<nb::sequence, nb::object> fields) {
   std::vector<Field> out;
   for (nb::handle entry : fields) {
     auto [where, name, kind] = nb::cast<std::tuple<std::string, std::string, std::string>>(entry);
@@ -36,7 +36,7 @@ nb::object array(std::vector<T>&& from) {
   return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(data, {n}, owner));
 }
 
-nb::dict take(Reader& self) {
+nb::typed<nb::dict, nb::str, nb::object> take(Reader& self) {
   nb::dict out;
   std::vector<Column> columns = self.take();
   for (size_t i = 0; i < columns.size(); i++) {
@@ -55,19 +55,19 @@ nb::object decoded(std::string_view text) {
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
 }
 
-nb::list names(const Reader& self, size_t first) {
+nb::typed<nb::list, nb::str> names(const Reader& self, size_t first) {
   nb::list out;
   for (size_t i = first; i < self.names().size(); i++) out.append(decoded(self.names()[i]));
   return out;
 }
 
-nb::dict metadata(const Reader& self) {
+nb::typed<nb::dict, nb::str, nb::str> metadata(const Reader& self) {
   nb::dict out;
   for (const auto& [key, text] : self.metadata()) out[decoded(key)] = decoded(text);
   return out;
 }
 
-nb::dict repairs(const Reader& self) {
+nb::typed<nb::dict, nb::str, nb::int_> repairs(const Reader& self) {
   nb::dict out;
   for (size_t i = 0; i < kRepairs; i++)
     if (self.repairs()[i]) out[kRepairNames[i]] = self.repairs()[i];
@@ -93,7 +93,7 @@ void register_trace_json(nb::module_& m) {
                      "Reads trace-event JSON in pieces into columns. See mappnb.capture.importers._tracejson.")
       .def(
           "__init__",
-          [](Reader* self, nb::sequence fields, int shift, bool hunt) {
+          [](Reader* self, nb::typed<nb::sequence, nb::object> fields, int shift, bool hunt) {
             if (shift < 0 || shift > 9) throw std::invalid_argument("shift: expected 0 (ns) to 9 (s)");
             new (self) Reader(wanted(fields), shift, hunt);
           },

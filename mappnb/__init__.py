@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mappnb import sched as sched
     from mappnb import testing as testing
     from mappnb import widgets as widgets
+    from mappnb.capture.importers import import_trace as import_trace
     from mappnb.capture.marks import span as span
     from mappnb.capture.marks import step as step
     from mappnb.capture.session import record as record
@@ -34,6 +35,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "attach",
     "record",
+    "import_trace",
     "step",
     "span",
     "schedule",

@@ -180,7 +180,7 @@ class TraceReader:
     Reads trace-event JSON in pieces into columns. See mappnb.capture.importers._tracejson.
     """
 
-    def __init__(self, fields: Sequence, shift: int = 3, hunt: bool = False) -> None: ...
+    def __init__(self, fields: Sequence[object], shift: int = 3, hunt: bool = False) -> None: ...
 
     def feed(self, data: bytes) -> None:
         """Read on."""
@@ -188,10 +188,10 @@ class TraceReader:
     def finish(self) -> None:
         """Tell that the data is at its end."""
 
-    def take(self) -> dict:
+    def take(self) -> dict[str, object]:
         """Return the rows read since the last call, as columns."""
 
-    def names(self, first: int = 0) -> list:
+    def names(self, first: int = 0) -> list[str]:
         """Return the texts from number `first` on."""
 
     @property
@@ -199,11 +199,11 @@ class TraceReader:
         """Rows not taken yet."""
 
     @property
-    def metadata(self) -> dict:
+    def metadata(self) -> dict[str, str]:
         """Top-level entries other than the events, as JSON text."""
 
     @property
-    def repairs(self) -> dict:
+    def repairs(self) -> dict[str, int]:
         """What was mended or left out, by kind."""
 
     @property

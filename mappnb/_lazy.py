@@ -10,6 +10,7 @@ LAZY: dict[str, tuple[str, str]] = {
     "record": ("mappnb.capture.session", "record"),
     "step": ("mappnb.capture.marks", "step"),
     "span": ("mappnb.capture.marks", "span"),
+    "import_trace": ("mappnb.capture.importers", "import_trace"),
     "schedule": ("mappnb.sched.registry", "schedule"),
     "Schedule": ("mappnb.sched.schedule", "Schedule"),
     "Costs": ("mappnb.sched.costs", "Costs"),

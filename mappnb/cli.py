@@ -1,4 +1,4 @@
-"""The command ``mappnb``: demo, exec, info, check, report, doctor."""
+"""The command ``mappnb``: demo, exec, import, info, check, report, doctor."""
 
 from __future__ import annotations
 
@@ -47,12 +47,25 @@ def _parser() -> argparse.ArgumentParser:
     execute.add_argument(
         "program", nargs=argparse.REMAINDER, help="-- python train.py ..., or -- torchrun ... train.py"
     )
+    _import_options(
+        command("import", _import, "Import traces of other tools (Kineto, Chrome, MegaScan, ...) as a run.")
+    )
     report = command("report", _report, "Write a self-contained HTML report of a run.")
     report.add_argument("run_dir")
     report.add_argument("-o", "--output", help="HTML file (default: RUN_DIR/report.html)")
     demo = command("demo", _demo, "Train a small Megatron-core GPT on several processes, record it, attach and report.")
     _demo_options(demo)
     return parser
+
+
+def _import_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("src", nargs="+", help="trace files, folders, archives")
+    command.add_argument("run_dir", help="a new or empty folder")
+    command.add_argument(
+        "--format", default="auto", help="kineto, chrome, megascan, ... (default: told by the content)"
+    )
+    command.add_argument("--rank-from", metavar="REGEX", help=r"finds the rank in a file's path, as 'rank(\d+)'")
+    command.add_argument("--replace", action="store_true", help="put the import in the place of a run that is there")
 
 
 def _demo_options(demo: argparse.ArgumentParser) -> None:
@@ -106,6 +119,14 @@ def _exec(args: argparse.Namespace) -> int:
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     return execute(program, run_dir=args.run_dir, plan=args.plan, resume=args.resume)
+
+
+def _import(args: argparse.Namespace) -> int:
+    from mappnb.capture.importers import import_trace
+
+    report = import_trace(args.src, args.run_dir, format=args.format, rank_from=args.rank_from, replace=args.replace)
+    print(report)
+    return 0
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -107,6 +107,6 @@ def read_batches(
 
 def _take(reader: _core.TraceReader, trace: TraceText) -> Batch:
     trace.names += reader.names(len(trace.names))
-    batch: Batch = reader.take()
+    batch = cast(Batch, reader.take())
     trace.num_rows += len(batch["ph"])
     return batch

@@ -1,0 +1,200 @@
+"""Communication in a Kineto trace: operation, group, sequence number, peer and bytes of each call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from mappnb.capture._groups import group_id
+from mappnb.capture.importers._formats import RankRows, SiteRow
+from mappnb.capture.importers._gather import Few
+from mappnb.capture.importers._names import collective_op, plain_dtype
+from mappnb.capture.importers._tracejson import MISSING
+from mappnb.terms import P2P_OPS, Category, Op
+
+__all__ = ["Communication"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Communication:
+    """Fills bytes, group, seq and peer, and makes the sites of calls precise.
+
+    Parameters
+    ----------
+    few : Few
+        The args of calls and copies.
+    names : list of str
+        The texts of the trace.
+    info : dict
+        ``distributedInfo``.
+    world : int
+        Number of ranks of the job.
+    sites : dict of SiteRow to int
+        Sites so far; grows.
+    """
+
+    def __init__(self, few: Few, names: list[str], info: dict[str, Any], world: int, sites: dict[SiteRow, int]) -> None:
+        self.few, self.names, self.info, self.world, self.sites = few, names, info, world, sites
+        config = info.get("pg_config")
+        self.config = {
+            str(p.get("pg_name")): p for p in (config if isinstance(config, list) else []) if isinstance(p, dict)
+        }
+        self.backend = str(info.get("backend", "nccl"))
+        self.groups: dict[tuple[str, str, str], int] = {}
+        self.facts: dict[str, Any] = {}
+        self.assumed = 0
+
+    def fill(self, out: RankRows, device: Array, annotated: Array, lane: Array, launch: Array) -> None:
+        """Fill the columns of ``out``.
+
+        Parameters
+        ----------
+        out : RankRows
+            With its columns but these.
+        device, annotated : array of bool, dims (event,)
+            Device work; annotations that name a collective.
+        lane, launch : array of int, dims (event,)
+            Thread; row of the launch of device work, -1 for none.
+        """
+        rows = list(self.sites)
+        moves = np.array([s[0] in (Category.COLLECTIVE, Category.P2P) for s in rows], bool)
+        calls = np.flatnonzero(moves[out.columns["site"]])
+        self._copies(out)
+        if not len(calls):
+            return
+        n = len(device)
+        for name in ("group", "seq", "peer"):
+            out.columns[name] = np.full(n, -1, np.int32 if name == "peer" else np.int64)
+        out.columns.setdefault("bytes", np.full(n, -1, np.int64))
+        around = self._around(out, calls, annotated, lane, launch)
+        told = np.full(n, -1, np.int64)
+        at = np.searchsorted(self.few.row, calls)
+        has = np.zeros(len(calls), bool)
+        if len(self.few.row):
+            has = self.few.row[np.minimum(at, len(self.few.row) - 1)] == calls
+        for call, j, known, annotation in zip(calls.tolist(), at.tolist(), has.tolist(), around, strict=True):
+            args = self._args(j) if known else {}
+            self._one(out, call, args, rows[out.columns["site"][call]], annotation)
+            told[call] = args.get("Seq", -1)
+        self._number(out, calls, told)
+        out.facts["groups"] = self.facts
+        if self.assumed:
+            out.notes.append(
+                f"collectives that name no process group ({self.assumed} on a rank) are taken as calls of all {self.world} ranks"
+            )
+
+    def _copies(self, out: RankRows) -> None:
+        sizes = self.few.columns.get("bytes", np.zeros(0, np.int64))
+        told = np.flatnonzero(sizes != MISSING)
+        if len(told):
+            out.columns["bytes"] = np.full(len(out.columns["site"]), -1, np.int64)
+            out.columns["bytes"][self.few.row[told]] = sizes[told]
+
+    def _args(self, j: int) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for name, column in self.few.columns.items():
+            value = int(column[j])
+            if column.dtype == np.int64:
+                out |= {name: value} if value != MISSING else {}
+            elif value >= 0:
+                out[name] = self.names[value]
+        return out
+
+    def _around(self, out: RankRows, calls: Array, annotated: Array, lane: Array, launch: Array) -> list[int]:
+        """Return the row of the annotation around each call's launch, -1 for none."""
+        found = np.full(len(calls), -1, np.int64)
+        start, length = out.columns["start_ns"], out.columns["duration_ns"]
+        notes, begun = np.flatnonzero(annotated), launch[calls]
+        for thread in np.unique(lane[notes]).tolist():
+            mine = notes[lane[notes] == thread]
+            mine = mine[np.argsort(start[mine], kind="stable")]
+            here = np.flatnonzero((begun >= 0) & (lane[np.maximum(begun, 0)] == thread))
+            time = start[begun[here]]
+            at = np.searchsorted(start[mine], time, "right") - 1
+            inside = (at >= 0) & (time <= (start + length)[mine][np.maximum(at, 0)])
+            found[here[inside]] = mine[at[inside]]
+        return [int(x) for x in found]
+
+    def _one(self, out: RankRows, row: int, args: dict[str, Any], site: SiteRow, annotation: int) -> None:
+        category, op, name, phase, layer, _ = site
+        told = collective_op(str(args.get("Collective name", "")))
+        if not told and not op and annotation >= 0:
+            told = collective_op(list(self.sites)[out.columns["site"][annotation]][2])
+        op = told or op or "send_recv"
+        category = str(Category.P2P if op in P2P_OPS or op == "send_recv" else Category.COLLECTIVE)
+        dtype, size = plain_dtype(str(args["dtype"])) if "dtype" in args else ("", 0)
+        new = (category, op, name, phase, layer, dtype)
+        out.columns["site"][row] = self.sites.setdefault(new, len(self.sites))
+        elements = max(args.get("In msg nelems", 0), args.get("Out msg nelems", 0) if op == Op.RECV else 0)
+        if size and 0 < elements < 1 << 50:
+            out.columns["bytes"][row] = elements * size
+        ranks, group = self._group(args, category == Category.COLLECTIVE)
+        out.columns["group"][row] = group
+        if category == Category.P2P:
+            other = args.get("Dst Rank" if op == Op.SEND else "Src Rank", -1)
+            out.columns["peer"][row] = other if 0 <= other < max(self.world, 1) else -1
+        elif op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER):
+            root = args.get("Src Rank", -1)
+            out.columns["peer"][row] = root if root in ranks else -1
+
+    def _group(self, args: dict[str, Any], collective: bool) -> tuple[tuple[int, ...], int]:
+        name, text = str(args.get("Process Group Name", "")), str(args.get("Process Group Ranks", ""))
+        comms = str(args.get("Comms Id", ""))
+        key = (name, text, "" if name else comms)
+        if not any(key) and (not collective or self.world < 2 or len(self.config) > 1):
+            return (), -1
+        if not any(key):
+            self.assumed += 1
+        ranks = self._ranks(name, text, args.get("Group size", self.world if not any(key) else -1))
+        if key not in self.groups:
+            self.groups[key] = group_id(ranks, f"{self.backend}|{name or key[2]}", 0)
+            if ranks:
+                config = self.config.get(name, {})
+                self.facts[str(self.groups[key])] = {
+                    "ranks": list(ranks),
+                    "backend": str(config.get("backend_config", self.backend)),
+                    "desc": str(args.get("Process Group Description", config.get("pg_desc", ""))),
+                    "name": name,
+                    "ordinal": 0,
+                }
+        return ranks, self.groups[key]
+
+    def _ranks(self, name: str, text: str, size: int) -> tuple[int, ...]:
+        """Return the members: from the event, else from the list of groups, else all ranks if there are as many; else ()."""
+        for given in (text, self.config.get(name, {}).get("ranks")):
+            members = _listed(given)
+            if members:
+                return members
+        return tuple(range(self.world)) if size == self.world else ()
+
+    def _number(self, out: RankRows, calls: Array, told: Array) -> None:
+        """Give calls their numbers: by their own numbers where all of a group have one, else in the order of issue."""
+        issue, start = out.columns["issue_ns"][calls], out.columns["start_ns"][calls]
+        calls = calls[np.argsort(np.where(issue >= 0, issue, start), kind="stable")]
+        rows = list(self.sites)
+        queues: dict[tuple[int, ...], list[int]] = {}
+        for call in calls.tolist():
+            group, peer = int(out.columns["group"][call]), int(out.columns["peer"][call])
+            op = rows[out.columns["site"][call]][1]
+            if group < 0 or (op in P2P_OPS and peer < 0) or op == "send_recv":
+                continue
+            pair = ((out.rank, peer) if op == Op.SEND else (peer, out.rank)) if op in P2P_OPS else ()
+            queues.setdefault((group, *pair), []).append(call)
+        for key, queue in queues.items():
+            own = told[queue]
+            usable = len(key) == 1 and (own >= 0).all() and len(np.unique(own)) == len(own)
+            out.columns["seq"][queue] = own if usable else np.arange(len(queue))
+
+
+def _listed(given: object) -> tuple[int, ...]:
+    """Return the members of a list of ranks, or of its text; () if it is none, as one that Kineto cut: "[0, 1, ..., 63]"."""
+    if isinstance(given, str):
+        try:
+            return _listed(json.loads(given)) if given.startswith("[") else ()
+        except (ValueError, RecursionError):
+            return ()
+    good = isinstance(given, list) and all(isinstance(r, int) and 0 <= r < 1 << 24 for r in given)
+    return tuple(given) if good and isinstance(given, list) else ()
