@@ -62,7 +62,7 @@ class _Reader:
         return int.from_bytes(self.take(size), "little", signed=signed)
 
     def line(self) -> bytes:
-        end = self.data.find(b"\n", self.at, self.at + 4096)
+        end = self.data.find(b"\n", self.at)
         if end < 0:
             raise self.fail("a line without an end")
         return self.take(end + 1 - self.at)[:-1]
@@ -296,6 +296,8 @@ def measure(root: Any) -> tuple[int, int]:
         parts = [c for c in _children(value) if type(c) in (dict, list, tuple)]
         if id(value) not in entered:
             entered.add(id(value))
+            if len(entered) - len(done) > MAX_DEPTH:
+                raise PlainPickleError(f"more than {MAX_DEPTH} levels deep")
             open_parts = [c for c in parts if id(c) not in done]
             if any(id(c) in entered for c in open_parts):
                 raise PlainPickleError("a container holds itself")
