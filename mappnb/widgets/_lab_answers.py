@@ -62,7 +62,8 @@ def table_rows(model: LabModel, units: Units) -> list[dict[str, Any]]:
             cells = [
                 o.entry.label,
                 number_text(n.step_s * units.time_scale, units.time),
-                change_text(model, o),
+                change_text(model, o)
+                + ("" if n.schedule.num_ranks == model.sizes.num_ranks else f", {n.schedule.num_ranks} ranks"),
                 f"{n.bubble_fraction:.1%}",
                 f"{n.span_bubble_fraction:.1%}",
                 number_text(float(n.peak_memory.max(initial=0.0)) * units.memory_scale, digits=3),

@@ -303,7 +303,10 @@ def _memory_figure(data: Columns, look: dict[str, str], theme: str, time_unit: s
 
 def _pareto_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str, memory_unit: str) -> Any:
     figure = _figure(
-        look, height=250, x_axis_label=f"step, {time_unit}", y_axis_label=f"peak of the fullest rank, {memory_unit}"
+        look,
+        height=max(250, 70 + 22 * len(data["pareto"]["name"])),
+        x_axis_label=f"step, {time_unit}",
+        y_axis_label=f"peak of the fullest rank, {memory_unit}",
     )
     figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.22
     source = _source(data, "pareto")

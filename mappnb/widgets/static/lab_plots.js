@@ -1,5 +1,7 @@
 /* The plots of the schedule lab, drawn by bokeh. BokehJS comes from the kernel over the view's own channel, once a page. */
 
+const PLOT_MS = 250; // between two redraws of the plots: they cost more than all lanes and the table together
+
 /** Run BokehJS in the page; resolves to it. */
 async function loadBokeh(version, packed) {
   if (window.Bokeh && window.Bokeh.version === version) return window.Bokeh;
@@ -41,6 +43,9 @@ class LabPlots {
     this.columns = {};
     this.range = null;
     this.making = 0;
+    this.due = {};
+    this.timer = 0;
+    this.patched = -Infinity;
     this.memory = this.box("memory", "Memory of the selected schedule over time, by rank");
     this.pareto = this.box("pareto", "Step time against peak memory of each schedule");
     this.bars = this.box("bars", "Time in actions and idle time by phase of each schedule");
@@ -62,7 +67,8 @@ class LabPlots {
       this.views[name] = made;
     }
     this.listen();
-    this.patch(this.columns);
+    this.due = { ...this.columns };
+    this.apply();
     if (this.range) this.showRange(...this.range);
   }
 
@@ -84,9 +90,22 @@ class LabPlots {
     return doc ? doc.get_model_by_name(name) : null;
   }
 
-  /** Put new columns into the sources; only what came. */
+  /** Put new columns into the sources, only what came; while a knob moves not more often than every PLOT_MS. */
   patch(columns) {
     Object.assign(this.columns, columns);
+    Object.assign(this.due, columns);
+    if (this.timer) return;
+    const wait = Math.max(0, this.patched + PLOT_MS - performance.now());
+    if (wait === 0) this.apply();
+    else this.timer = setTimeout(() => this.apply(), wait);
+  }
+
+  apply() {
+    clearTimeout(this.timer);
+    this.timer = 0;
+    this.patched = performance.now();
+    const columns = this.due;
+    this.due = {};
     for (const figure of Object.keys(this.views)) {
       const doc = this.document(figure);
       if (!doc) continue;
@@ -106,7 +125,10 @@ class LabPlots {
 
   rename(range, names) {
     range.factors = names.length ? names : ["none"];
-    for (const root of this.document("bars").roots()) root.height = Math.max(250, 70 + 22 * names.length);
+    for (const figure of ["bars", "pareto"]) {
+      const doc = this.document(figure);
+      for (const root of doc ? doc.roots() : []) root.height = Math.max(250, 70 + 22 * names.length);
+    }
   }
 
   /** The memory plot shows what the lanes show. */
@@ -151,6 +173,7 @@ class LabPlots {
 
   clear() {
     this.making += 1;
+    clearTimeout(this.timer);
     for (const name of Object.keys(this.views)) this.emptied(name);
     this.columns = {};
   }
