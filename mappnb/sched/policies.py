@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ class _Setting(NamedTuple):
     microbatches: int
     costs: CostTables
     split: bool
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,15 @@ class Policy:
         Of ``adaptive``: breadth-first while messages take longer than this many times the rank's actions.
     schedule : Schedule, optional
         Of ``hint``: the schedule whose order ranks what is ready.
+    window : int, optional
+        Of ``bfc`` and ``adaptive``: microbatches that go breadth-first together, one group after the other. All of them by default;
+        ``bfc`` under a memory limit takes as many as that has room for.
     """
 
     name: str
     threshold: float = 0.5
     schedule: Schedule | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
@@ -56,6 +61,8 @@ class Policy:
             )
         if (self.schedule is None) == (self.name == "hint"):
             raise ScheduleError("policy 'hint' takes a schedule, and no other does: hint(schedule)")
+        if self.window is not None:
+            positive("window", self.window)
         if not self.threshold >= 0:
             raise ScheduleError(f"threshold is {self.threshold!r}; expected a number of at least 0")
 
@@ -68,7 +75,8 @@ class Policy:
         self, *, placement: Placement, num_microbatches: int, costs: Costs | CostTables, split: bool = False
     ) -> Floats:
         """Return the priorities for :func:`list_schedule`, dims (table, kind, stage, microbatch); the smaller first."""
-        setting = _Setting(placement, num_microbatches, cost_tables(costs, placement, num_microbatches), split)
+        tables = cost_tables(costs, placement, num_microbatches)
+        setting = _Setting(placement, num_microbatches, tables, split, self.window or num_microbatches)
         if self.schedule is not None:
             return _hint(setting, self.schedule)[None]
         return np.stack([rule(setting) for rule in _RULES[self.name]])
@@ -77,7 +85,7 @@ class Policy:
         return f"hint({self.schedule.name or 'schedule'})" if self.schedule is not None else self.name
 
 
-def policy(name: str, *, schedule: Schedule | None = None, threshold: float = 0.5) -> Policy:
+def policy(name: str, *, schedule: Schedule | None = None, threshold: float = 0.5, window: int | None = None) -> Policy:
     """Return the policy ``name``.
 
     Parameters
@@ -92,6 +100,8 @@ def policy(name: str, *, schedule: Schedule | None = None, threshold: float = 0.
         Of ``hint``.
     threshold : float
         Of ``adaptive``.
+    window : int, optional
+        Of ``bfc`` and ``adaptive``: microbatches that go breadth-first together (see :class:`Policy`).
 
     Raises
     ------
@@ -100,11 +110,12 @@ def policy(name: str, *, schedule: Schedule | None = None, threshold: float = 0.
 
     Notes
     -----
-    ``dfc`` and ``bfc`` are the two orders of MegaDPP (arXiv:2507.19845, 5.2). The turns are those of its published loop, which tries
+    ``dfc`` and ``bfc`` are the two orders of MegaDPP (arXiv:2507.19845, 5.2); the groups of ``bfc`` under a memory limit are ours:
+    without them new microbatches take the room that those begun would need to go on. The turns are those of its published loop, which tries
     one backward, then one forward, again and again; ``adaptive`` is our reading of the choice that the paper describes and the code
     has not. ``critical_path`` is the upward rank of HEFT (Topcuoglu et al., 2002). ``hint`` is the rule of RRFP (arXiv:2605.18750).
     """
-    return Policy(name, threshold, schedule)
+    return Policy(name, threshold, schedule, window)
 
 
 def hint(schedule: Schedule) -> Policy:
@@ -161,6 +172,8 @@ def simulate_policy(
         split = found.schedule is not None and bool((c.kind(found.schedule.codes) == _I).any())
     recompute = found.schedule is not None and found.schedule.recompute
     tables = cost_tables(costs, where, microbatches, recompute=recompute)
+    if found.name == "bfc" and found.window is None and memory_limit is not None and admission == "credits":
+        found = replace(found, window=_room(where, tables, memory_limit))
     return list_schedule(
         found.priorities(placement=where, num_microbatches=microbatches, costs=tables, split=split),
         placement=where,
@@ -176,6 +189,18 @@ def simulate_policy(
         options={} if memory_limit is None else {"memory_limit": memory_limit, "admission": admission},
         engine=engine,
     )
+
+
+def _room(where: Placement, tables: CostTables, memory_limit: float | npt.ArrayLike) -> int | None:
+    """Return the microbatches whose activations every rank can hold: of more than one round of the ranks, whole rounds."""
+    table = where.table()[:, 0]
+    share = np.max([np.bincount(half, tables.activation, minlength=where.num_ranks) for half in table], axis=0)
+    given = np.asarray(memory_limit, np.float64)
+    if given.shape not in ((), share.shape) or not np.isfinite(given).all() or not (share > 0).any():
+        return None  # no limit, or one that list_schedule refuses
+    limit = np.broadcast_to(given, share.shape)
+    room = int((limit[share > 0] / share[share > 0] + 1e-9).min())
+    return max(1, room // where.num_ranks * where.num_ranks or room)
 
 
 def _sizes(
@@ -225,7 +250,8 @@ def _depth_first(setting: _Setting) -> Floats:
 def _breadth_first(setting: _Setting) -> Floats:
     chunk, microbatch, v = _chunks(setting)
     m = setting.microbatches
-    forward, backward = chunk * m + microbatch, (v - 1 - chunk) * m + microbatch
+    group = microbatch // setting.window * v
+    forward, backward = (group + chunk) * m + microbatch, (group + v - 1 - chunk) * m + microbatch
     return np.stack([forward, backward, backward, backward]).astype(np.float64)
 
 

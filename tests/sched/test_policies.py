@@ -224,7 +224,28 @@ def test_adaptive_is_depth_first_on_fast_links_and_breadth_first_on_slow_ones():
     assert slow.makespan_s == breadth.makespan_s
     # with two thirds of the memory it is as fast as breadth-first without a limit; that one is no use under a tight limit
     assert order("adaptive", 1.0, memory_limit=11).makespan_s == breadth.makespan_s < order("dfc", 1.0).makespan_s
-    assert order("bfc", 1.0, memory_limit=8).makespan_s > 1.4 * order("dfc", 1.0, memory_limit=8).makespan_s
+    whole = simulate_policy(policy("bfc", window=16), costs=costs(1.0), memory_limit=8, **SIZES)
+    assert (
+        whole.makespan_s
+        > 1.4 * order("dfc", 1.0, memory_limit=8).makespan_s
+        > order("bfc", 1.0, memory_limit=8).makespan_s
+    )
+
+
+@pytest.mark.parametrize("latency", [0.0, 1.0])
+@pytest.mark.parametrize("limit", [2, 3, 4, 5.5, 8, 12])
+def test_breadth_first_goes_in_groups_that_fit(limit, latency):
+    """Without groups, new microbatches take the room that those begun need to go on."""
+    grouped = simulate_policy("bfc", costs=costs(latency), memory_limit=limit, **SIZES)
+    whole = simulate_policy(policy("bfc", window=16), costs=costs(latency), memory_limit=limit, **SIZES)
+    room = int(limit) // 4 * 4 or int(limit)
+    by_hand = simulate_policy(policy("bfc", window=room), costs=costs(latency), memory_limit=limit, **SIZES)
+    assert grouped.schedule == by_hand.schedule and (grouped.peak_activation <= limit + 1e-9).all()
+    assert (
+        grouped.makespan_s < 0.7 * whole.makespan_s if limit <= 5.5 else grouped.makespan_s <= 1.07 * whole.makespan_s
+    )
+    free = simulate_policy("bfc", costs=costs(latency), **SIZES)
+    assert free.schedule == simulate_policy(policy("bfc", window=16), costs=costs(latency), **SIZES).schedule
 
 
 @pytest.mark.parametrize(("p", "m", "v"), [(4, 16, 2), (8, 32, 2), (4, 16, 4)])
@@ -355,12 +376,13 @@ def test_numbers_of_the_page():
         (name, latency, limit): simulate_policy(name, costs=costs(latency), memory_limit=limit, **SIZES).makespan_s
         for name, latency, limit in [
             ("bfc", 0, least),
+            (policy("bfc", window=16), 0, least),
             ("dfc", 0, least),
             ("adaptive", 0, least),
             ("adaptive", 1, least),
         ]
     }
-    assert list(found.values()) == [105.0, 53.5, 53.5, 97.0]
+    assert list(found.values()) == [52.5, 105.0, 53.5, 53.5, 97.0]
     assert simulate_policy("adaptive", costs=costs(1), memory_limit=2 * least, **SIZES).makespan_s == 58.5
     priority = policy("dfc").priorities(placement=Placement.loop(4, 2), num_microbatches=16, costs=costs())
     priority[:, 0] += 1e9  # backwards first, no turns
