@@ -51,6 +51,10 @@ class MappAccessor:
         """See :func:`mappnb.analysis.hta_breakdown`."""
         return analysis.hta_breakdown(self._ds, step=step, include_last_step=include_last_step)
 
+    def links(self, **options: Any) -> xr.Dataset:
+        """See :func:`mappnb.analysis.links`."""
+        return analysis.links(self._ds, **options)
+
     def match(self, *, step: int | slice | None = None) -> xr.Dataset:
         """See :func:`mappnb.analysis.match`."""
         return analysis.match(self._ds, step=step)
