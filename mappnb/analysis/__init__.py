@@ -7,6 +7,7 @@ from mappnb.analysis.bubbles import bubble_fraction, bubble_seconds
 from mappnb.analysis.critical import critical_path, event_slack
 from mappnb.analysis.diff import diff
 from mappnb.analysis.hta import hta_breakdown
+from mappnb.analysis.links import link_suspects, links
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
 
@@ -18,6 +19,8 @@ __all__ = [
     "diff",
     "event_slack",
     "hta_breakdown",
+    "link_suspects",
+    "links",
     "match",
     "op_statistics",
     "step_statistics",
