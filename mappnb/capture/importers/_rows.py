@@ -55,6 +55,10 @@ class EventRows:
         for column, items in self._rows.items():
             items.append(number if column == _SITE else values.get(column, self._missing[column]))
 
+    def mark_last(self, flag: int) -> None:
+        """Set a bit of the flags of the event added last."""
+        self._rows["flags"][-1] |= flag
+
     def columns(self) -> Columns:
         """Return the columns of the events table, dims (event,), in the order they came."""
         return {name: np.array(items, np.int64) for name, items in self._rows.items()}
