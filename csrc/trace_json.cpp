@@ -246,8 +246,17 @@ Reader::Status Reader::closes_array() {
 Reader::Status Reader::attempt() {
   const char* const start = p_;
   const auto before = repairs_;
+  const size_t rows = rows_;
   const Status s = event();
-  if (s == Status::ok) return s;
+  if (s == Status::ok) {
+    const bool wrapper = rows_ == rows && uncertain_ && rescanned_ <= 4 * bytes_ + kRescanFree;
+    if (!wrapper) return s;
+    rescanned_ += p_ - start;  // no event, but after damage events may lie in it
+    p_ = start;
+    lose(start + 1);
+    state_ = State::resync;
+    return s;
+  }
   repairs_ = before;
   reset_row();
   if (s == Status::more && !last_ && size_t(end_ - start) < kMaxEvent) {

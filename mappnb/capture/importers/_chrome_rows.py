@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.capture.importers._lanes import begin_end_pairs
-from mappnb.capture.importers._tracejson import MISSING, Batch, TraceText
+from mappnb.capture.importers._tracejson import MISSING, MOST_NS, Batch, TraceText, usable
 from mappnb.capture.importers._traces import Lanes
 
 __all__ = ["ChromeRows", "SpanTable", "gather_rows", "spans_of"]
@@ -92,7 +92,7 @@ def gather_rows(batches: Iterable[Batch], trace: TraceText, *, time: str = "ts")
     for batch in batches:
         ph = batch["ph"]
         wanted = np.isin(ph, list(_WANTED))
-        keep = np.flatnonzero(wanted & (batch[time] != MISSING))
+        keep = np.flatnonzero(wanted & usable(batch[time]))
         _add(out.skipped, "rows without a usable time", int(wanted.sum()) - len(keep))
         for letter, n in enumerate(np.bincount(ph[~wanted], minlength=256).tolist()):
             _add(out.skipped, _NO_SPAN.get(chr(letter), f"events of phase {chr(letter)!r}"), n)
@@ -141,7 +141,7 @@ def spans_of(rows: ChromeRows) -> SpanTable:
     duration[: len(complete)] = own
     is_open = last < 0
     _add(rows.repairs, "spans_without_an_end", int(is_open.sum()))
-    return SpanTable(first, last, start, np.maximum(duration, 0), kind == 2, kind == 3, is_open)
+    return SpanTable(first, last, start, np.clip(duration, 0, MOST_NS), kind == 2, kind == 3, is_open)
 
 
 def _pairs(rows: ChromeRows, mine: Array, begins: bytes, lane: Array | None) -> tuple[Array, Array]:

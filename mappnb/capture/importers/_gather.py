@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.capture.importers._tracejson import MISSING, Batch, TraceText
+from mappnb.capture.importers._tracejson import MISSING, MOST_NS, Batch, TraceText, usable
 from mappnb.capture.importers._traces import Lanes
 
 __all__ = ["KINETO_FIELDS", "Few", "Flows", "Spans", "gather"]
@@ -123,7 +123,7 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
     for batch in batches:
         _count(out, batch)
         _note_names(out, batch)
-        keep = np.flatnonzero((batch["ph"] == ord("X")) & (batch["ts"] != MISSING))
+        keep = np.flatnonzero((batch["ph"] == ord("X")) & usable(batch["ts"]))
         some = {k.removeprefix("args."): v[keep] for k, v in batch.items() if k != "args.name"}
         _mend_durations(out, some)
         some["lane"] = out.lanes.number(some["pid"], some["tid"])
@@ -159,7 +159,7 @@ def _count(out: Spans, batch: Batch) -> None:
     for letter in np.flatnonzero(counts).tolist():
         if letter != ord("X"):
             _add(out.skipped, _LEFT_OUT.get(letter, f"events of phase {chr(letter)!r}"), int(counts[letter]))
-    _add(out.skipped, "spans without a usable time", int(((batch["ph"] == ord("X")) & (batch["ts"] == MISSING)).sum()))
+    _add(out.skipped, "spans without a usable time", int(((batch["ph"] == ord("X")) & ~usable(batch["ts"])).sum()))
 
 
 def _note_names(out: Spans, batch: Batch) -> None:
@@ -179,9 +179,7 @@ def _mend_durations(out: Spans, some: dict[str, Array]) -> None:
     dur = some["dur"]
     _add(out.repairs, "missing_durations", int((dur == MISSING).sum()))
     _add(out.repairs, "negative_durations", int(((dur < 0) & (dur != MISSING)).sum()))
-    some["dur"] = np.maximum(dur, 0)
-    too_far = some["ts"] > (1 << 62)
-    some["dur"][too_far] = np.minimum(some["dur"][too_far], 0)
+    some["dur"] = np.clip(dur, 0, MOST_NS)
 
 
 def _flows(out: Spans, batch: Batch, trace: TraceText) -> Flows:

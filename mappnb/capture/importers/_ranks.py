@@ -24,7 +24,7 @@ def rank_in_name(name: str) -> int | None:
     parts = PurePath(name.replace("!", "/")).parts
     for part in reversed(parts):
         for pattern in _IN_NAME:
-            if found := pattern.search(part):
+            if (found := pattern.search(part)) and len(found[1]) < 7:
                 return int(found[1])
     return None
 
@@ -75,7 +75,7 @@ def _asked(source: Source, options: ImportOptions) -> int:
     pattern = options.rank_from
     found = pattern.search(source.name) if pattern else None
     text = (found.groupdict().get("rank") or found[1]) if found else None
-    if pattern is None or text is None or not text.isdecimal():
+    if pattern is None or text is None or not text.isdecimal() or len(text) > 6:
         shown = pattern.pattern if pattern else ""
         raise TraceImportError(f"{source.name}: rank_from={shown!r} finds no number in this path")
     return int(text)

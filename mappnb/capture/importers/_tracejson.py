@@ -10,13 +10,26 @@ import numpy as np
 
 from mappnb import _core
 
-__all__ = ["BATCH_ROWS", "EVENT_FIELDS", "MISSING", "TEXT_KEY", "Batch", "TraceText", "read_batches"]
+__all__ = [
+    "BATCH_ROWS",
+    "EVENT_FIELDS",
+    "MISSING",
+    "MOST_NS",
+    "TEXT_KEY",
+    "Batch",
+    "TraceText",
+    "read_batches",
+    "usable",
+]
 
 MISSING: int = _core.TRACE_MISSING
 """An integer or a time that an event does not have."""
 
 TEXT_KEY: int = _core.TRACE_TEXT_KEY
 """A pid, tid or id that is text is ``TEXT_KEY`` + its number among the names."""
+
+MOST_NS = 1 << 61
+"""The longest duration, and half the latest time (2116), that fits into sums of 64 bits."""
 
 BATCH_ROWS = 1 << 16
 
@@ -62,6 +75,12 @@ class TraceText:
     num_rows: int = 0
     num_bytes: int = 0
     state: str = "start"
+
+
+def usable(time: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return which times are there and near enough to be added to others, dims (event,), bool."""
+    good: np.ndarray[Any, Any] = (time > -MOST_NS) & (time < 2 * MOST_NS)
+    return good
 
 
 def read_batches(

@@ -113,7 +113,12 @@ def rank_rows(source: Source, rows: ChromeRows, trace: TraceText, table: SpanTab
     if source.damage:
         out.notes.append(f"{source.name}: {source.damage}; what came before it was read")
     if not len(mine):
-        out.notes.append(f"{source.name}: {trace.num_rows} entries, but no span among them")
+        why = (
+            f"{trace.num_rows} entries, but no span among them"
+            if trace.num_rows
+            else "its list of trace events is empty"
+        )
+        out.notes.append(f"{source.name}: {why}")
         return out
     begin, site, out.sites = _sites(rows, trace, table, mine)
     lane = rows.columns["lane"][begin].astype(np.int64)

@@ -104,7 +104,7 @@ def _distributed(head: Head, source: Source) -> dict[str, Any]:
 def _whole(value: object) -> int | None:
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 24 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 20 else None
 
 
 def _read_rank(source: Source, rank: int, head: Head, info: dict[str, Any], world: int) -> RankRows:
@@ -245,6 +245,8 @@ class _Rows:
         """Where device events tell no correlation (MTIA): by the arrow that ends where the event begins."""
         flows, rows = self.spans.flows, np.flatnonzero(device)
         starts, finishes = np.flatnonzero(flows.start == 1), np.flatnonzero(flows.start == 0)
+        if not (len(starts) and len(finishes) and len(rows)):
+            return
         hit = first_index(flows.id[starts], flows.id[finishes])
         began = np.where(hit >= 0, flows.ts[starts][hit], -1)
         base = len(self.spans.lanes) + 1

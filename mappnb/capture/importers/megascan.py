@@ -23,6 +23,7 @@ from mappnb.terms import COLLECTIVE_OPS, Category, Op
 __all__ = ["import_megascan"]
 
 Array = np.ndarray[Any, Any]
+_MAX_RANKS = 1 << 20
 _PER_RANK = (
     "g_rk",
     "dp_rk",
@@ -130,10 +131,13 @@ def _ranks_of(source: Source) -> list[_Part]:
     if per_rank or not len(table.begin):
         part = _Part(source, rows, trace, table, np.arange(len(table.begin)), None)
         told = part.most("g_rk") if len(table.begin) else -1
-        part.rank = told if told >= 0 else None
+        part.rank = told if 0 <= told < _MAX_RANKS else None
         return [part]
     pid = rows.columns["pid"][table.begin]
-    out = [_Part(source, rows, trace, table, np.flatnonzero(pid == p), p) for p in np.unique(pid).tolist()]
+    ranks = [p for p in np.unique(pid).tolist() if 0 <= p < _MAX_RANKS]
+    if lost := int((~np.isin(pid, ranks)).sum()):
+        rows.skipped["spans of processes that are no ranks"] = lost
+    out = [_Part(source, rows, trace, table, np.flatnonzero(pid == p), p) for p in ranks]
     for part in out[1:]:
         part.first = False
     return out
