@@ -75,8 +75,42 @@ def _event_fetchers(reader: TableReader, clock: ClockModel) -> dict[str, Callabl
     out["incarnation"] = lambda lo, hi: reader.per_part(lambda key: key[0], np.int32, lo, hi)
     out["rank"] = lambda lo, hi: reader.per_part(lambda key: key[1], np.int32, lo, hi)
     out["raw_start_ns"] = stored("start_ns")
-    out["start_ns"] = lambda lo, hi: reader.column("start_ns", lo, hi) + reader.per_part(clock.offset, np.int64, lo, hi)
+    out["start_ns"] = lambda lo, hi: _on_run_clock(reader, clock, reader.column("start_ns", lo, hi), lo, hi)
+    if clock.pieces:
+        out["duration_ns"] = lambda lo, hi: _run_length(reader, clock, lo, hi)
     return out
+
+
+def _keys_of(reader: TableReader, lo: int = 0, hi: int | None = None) -> Array:
+    """Return (incarnation, rank) of rows in one number each."""
+    return np.asarray(reader.per_part(lambda key: (key[0] << 32) | key[1], np.int64, lo, hi))
+
+
+def _shifted(clock: ClockModel, keys: Array, own_ns: Array) -> Array:
+    """Return times of ranks' own clocks on the run clock, ns; ``keys`` as of :func:`_keys_of`."""
+    unique, inverse = np.unique(keys, return_inverse=True)
+    pairs = [(int(k >> 32), int(k & 0xFFFFFFFF)) for k in unique]
+    if not any(p in clock.pieces for p in pairs):
+        return np.asarray(own_ns + np.array([clock.offset(p) for p in pairs], np.int64)[inverse])
+    out = own_ns.astype(np.int64)
+    order = np.argsort(inverse, kind="stable")
+    bounds = np.cumsum(np.bincount(inverse))[:-1]
+    for pair, rows in zip(pairs, np.split(order, bounds), strict=True):
+        out[rows] += clock.shift(pair, own_ns[rows])
+    return out
+
+
+def _on_run_clock(reader: TableReader, clock: ClockModel, own_ns: Array, lo: int = 0, hi: int | None = None) -> Array:
+    if not clock.pieces:
+        return np.asarray(own_ns + reader.per_part(clock.offset, np.int64, lo, hi))
+    return _shifted(clock, _keys_of(reader, lo, hi), own_ns)
+
+
+def _run_length(reader: TableReader, clock: ClockModel, lo: int, hi: int) -> Array:
+    """Return durations on the run clock: drift and steps of the rank's own clock taken out, ns."""
+    own, keys = reader.column("start_ns", lo, hi), _keys_of(reader, lo, hi)
+    end = _shifted(clock, keys, own + reader.column("duration_ns", lo, hi))
+    return np.asarray(np.maximum(end - _shifted(clock, keys, own), 0))
 
 
 def events_lazy(reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any]) -> xr.Dataset:
@@ -93,9 +127,10 @@ def events_window(
     reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any], columns: Columns, incarnation: Array, rank: Array
 ) -> xr.Dataset:
     """Return the rows of a window, in order of start, as a dataset in memory, dims (event,)."""
-    pairs, inverse = np.unique((incarnation.astype(np.int64) << 32) | rank, return_inverse=True)
-    offsets = np.array([clock.offset((int(p >> 32), int(p & 0xFFFFFFFF))) for p in pairs], np.int64)
-    start = columns["start_ns"] + offsets[inverse]
+    keys = (incarnation.astype(np.int64) << 32) | rank
+    start, length = _shifted(clock, keys, columns["start_ns"]), columns["duration_ns"]
+    if clock.pieces:
+        length = np.maximum(_shifted(clock, keys, columns["start_ns"] + length) - start, 0)
     order = np.argsort(start, kind="stable")
     site = columns["site"][order]
     have = {
@@ -103,6 +138,7 @@ def events_window(
         "rank": rank[order],
         "start_ns": start[order],
         "raw_start_ns": columns["start_ns"][order],
+        "duration_ns": length[order],
     }
     data = {}
     for name, var in EVENTS.items():
@@ -118,8 +154,7 @@ def samples(reader: TableReader, clock: ClockModel, attrs: Mapping[str, Any]) ->
     schema = TELEMETRY if reader.spec.name == "telemetry" else METRICS
     columns, incarnation, rank = reader.window()
     data: dict[str, Any] = {"incarnation": ("sample", incarnation), "rank": ("sample", rank)}
-    offset = reader.per_part(clock.offset, np.int64) if len(rank) == reader.rows else 0
-    columns["time_ns"] = columns["time_ns"] + offset
+    columns["time_ns"] = _shifted(clock, (incarnation.astype(np.int64) << 32) | rank, columns["time_ns"])
     data["time_ns"] = ("sample", columns["time_ns"], {"units": "ns", "long_name": "time on the run clock"})
     for name, var in schema.items():
         data[name] = (var.dims, columns[name], _variable_attrs(var))
@@ -150,12 +185,12 @@ def steps_dataset(
     keep = incarnation == newest[row]
     sizes = {"step": len(steps), "rank": len(ranks)}
     data = {}
-    offset = reader.per_part(clock.offset, np.int64) if len(rank) == reader.rows else np.zeros(len(rank), np.int64)
+    keys = (incarnation.astype(np.int64) << 32) | rank
     for name, var in STEPS.items():
         grid = np.full([sizes[d] for d in var.dims], np.nan if var.dtype is np.float64 else -1, var.numpy_dtype)
         value = columns[name]
         if name in ("start_ns", "end_ns"):
-            value = np.where(value >= 0, value + offset, -1)
+            value = np.where(value >= 0, _shifted(clock, keys, value), -1)
         grid[row[keep], col[keep]] = value[keep]
         data[name] = xr.Variable(var.dims, grid, _variable_attrs(var))
     ds = xr.Dataset(data, coords={"step": steps.astype(np.int32), "rank": ranks.astype(np.int32)}, attrs=dict(attrs))
@@ -194,7 +229,14 @@ def _is_replica_head(layout: Layout, rank: int) -> bool:
     return where["tp"] == where["cp"] == where["pp"] == 0
 
 
-def dataset_attrs(*, run_id: str, layout: Layout, groups: Mapping[int, Any], clock: ClockModel) -> Attrs:
+def dataset_attrs(
+    *,
+    run_id: str,
+    layout: Layout,
+    groups: Mapping[int, Any],
+    clock: ClockModel,
+    shared_clocks: Mapping[int, list[list[int]]] | None = None,
+) -> Attrs:
     """Return the attributes that every dataset of a run carries: what the analyses need besides the rows."""
     return {
         "format_version": FORMAT_VERSION,
@@ -202,4 +244,5 @@ def dataset_attrs(*, run_id: str, layout: Layout, groups: Mapping[int, Any], clo
         "layout": json.dumps(layout.to_dict()),
         "groups": json.dumps({str(k): v for k, v in groups.items()}),
         "clock_model": clock.name,
+        "clocks": json.dumps({str(k): v for k, v in (shared_clocks or {}).items()}),
     }

@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from mappnb import datasets
-from mappnb.clockmodel import ClockModel, anchor_model
+from mappnb.clockmodel import ClockModel, anchor_model, shared_clocks
 from mappnb.devices import peak_flops_of
 from mappnb.display import run_html, run_text
 from mappnb.errors import MappnbError, did_you_mean
@@ -65,12 +65,13 @@ class Run:
         self._readers: dict[str, TableReader] = {}
         self._datasets: dict[str, xr.Dataset] = {}
         self._looked_s = 0.0
+        self._chosen: ClockModel | None = None
         self._look()
 
     # ------------------------------------------------------------------------------------------- what is there
     def _look(self) -> None:
         self._incarnations = self.store.incarnations()
-        self._clock = anchor_model(self._incarnations, int(self.store.info["created_wall_ns"]))
+        self._clock = self._chosen or anchor_model(self._incarnations, int(self.store.info["created_wall_ns"]))
         self._datasets = {}
         self._attributes: dict[str, Any] | None = None
         self._looked_s = time.monotonic()
@@ -210,7 +211,11 @@ class Run:
         """Return what every dataset carries; the same until the run is looked at again."""
         if self._attributes is None:
             self._attributes = datasets.dataset_attrs(
-                run_id=self.store.info["run_id"], layout=self.layout, groups=self.groups, clock=self._clock
+                run_id=self.store.info["run_id"],
+                layout=self.layout,
+                groups=self.groups,
+                clock=self._clock,
+                shared_clocks={i.number: shared_clocks(i) for i in self._incarnations},
             )
         return self._attributes
 
@@ -323,7 +328,7 @@ class Run:
     def _raw_window(self, window: slice) -> Callable[[tuple[int, int]], tuple[int, int]]:
         lo = -(2**62) if window.start is None else int(window.start * 1e9)
         hi = 2**62 if window.stop is None else int(window.stop * 1e9)
-        return lambda key: (lo - self._clock.offset(key), hi - self._clock.offset(key))
+        return lambda key: (self._clock.own_ns(key, lo), self._clock.own_ns(key, hi))
 
     def _site_mask(self, reader: TableReader, category: Any, op: Any) -> np.ndarray[Any, Any] | None:
         mask = None
@@ -348,6 +353,20 @@ class Run:
     def clock_model(self) -> ClockModel:
         """What turned the ranks' own clocks into the run clock."""
         return self._clock
+
+    def use_clock(self, model: ClockModel | None) -> Run:
+        """Read with another clock model from now on; returns the run itself.
+
+        Parameters
+        ----------
+        model : ClockModel or None
+            As :func:`mappnb.analysis.clock_model` makes it of an alignment (``run.align()`` does both); None: the hosts' anchors again.
+            Nothing on disk changes, and datasets that were read before keep their times.
+        """
+        with self._lock:
+            self._chosen = model
+            self._look()
+        return self
 
     # ------------------------------------------------------------------------------------------------------ views
     def __getattr__(self, name: str) -> Any:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from mappnb.analysis.align import align, align_run, aligned, clock_model, ping_pong
 from mappnb.analysis.breakdown import breakdown
 from mappnb.analysis.bubbles import bubble_fraction, bubble_seconds
 from mappnb.analysis.critical import critical_path, event_slack
 from mappnb.analysis.diff import diff
 from mappnb.analysis.hta import hta_breakdown
+from mappnb.analysis.idle import idle_blocks
 from mappnb.analysis.links import link_suspects, links
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
 
 __all__ = [
+    "align",
+    "align_run",
+    "aligned",
     "breakdown",
     "bubble_fraction",
     "bubble_seconds",
+    "clock_model",
     "critical_path",
     "diff",
     "event_slack",
     "hta_breakdown",
+    "idle_blocks",
     "link_suspects",
     "links",
     "match",
     "op_statistics",
+    "ping_pong",
     "step_statistics",
 ]

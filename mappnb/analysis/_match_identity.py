@@ -40,8 +40,12 @@ class Transfers:
         Whether the numbers were found by order.
     op, size : int arrays
         Code of the operation, and bytes that must agree (-1 where uneven shares are usual).
+    rank : int array
+        Global rank.
     sending : bool array
         The sending side of a p2p.
+    in_calls : tuple of arrays, optional
+        :func:`sorted_calls` of the numbers, where it is known.
     """
 
     index: Array
@@ -53,6 +57,7 @@ class Transfers:
     size: Array
     rank: Array
     sending: Array
+    in_calls: tuple[Array, Array] | None = None
 
     @property
     def p2p(self) -> Array:
@@ -69,12 +74,12 @@ def transfer_keys(events: xr.Dataset, index: Array) -> tuple[Array, Array, Array
     """Return source, target (-1 for collectives) and whether each transfer, or wait for one, is the sending side."""
     category, op = events.category.values[index], events.op.values[index]
     rank, peer = events["rank"].values[index].astype(np.int64), events.peer.values[index].astype(np.int64)
-    p2p = category == Category.P2P
+    p2p, sending = category == Category.P2P, op == Op.SEND
     waits = category == Category.WAIT
-    name = events.name.values[index]
     if waits.any():
+        name = events.name.values[index]
         p2p = p2p | (waits & ((name == Op.SEND) | (name == Op.RECV)))
-    sending = np.where(waits, name == Op.SEND, op == Op.SEND)
+        sending = np.where(waits, name == Op.SEND, sending)
     source = np.where(p2p, np.where(sending, rank, peer), -1)
     target = np.where(p2p, np.where(sending, peer, rank), -1)
     return source, target, np.asarray(sending, bool)
@@ -146,32 +151,29 @@ def sorted_calls(t: Transfers, number: Array, which: Array) -> tuple[Array, Arra
     return which, np.concatenate([[True], (number[1:] != number[:-1]) | (channel[1:] != channel[:-1])])
 
 
-def agreement(t: Transfers, number: Array, among: Array | None = None) -> Array:
-    """Return, for each entry, whether its call has other members, each once, with the same op and bytes."""
-    numbered = number >= 0 if among is None else number[among] >= 0
-    which, new = sorted_calls(t, number, np.flatnonzero(numbered) if among is None else among[numbered])
-    out = np.zeros(len(t.index), bool)
+def agreement(t: Transfers, which: Array, new: Array) -> Array:
+    """Return, for entries sorted by :func:`sorted_calls`, whether their call has other members, each once, with the same op and bytes."""
     if not len(which):
-        return out
+        return np.zeros(0, bool)
     call = np.cumsum(new) - 1
     first = np.flatnonzero(new)
     count = np.diff(np.append(first, len(which)))
     head = which[first][call]
     p2p = t.p2p[t.channel[which]]
+    rank = t.rank[which]
     odd = (t.size[which] != t.size[head]) | ((t.op[which] != t.op[head]) & ~p2p)
-    odd |= np.append(False, (t.rank[which][1:] == t.rank[which][:-1]) & ~new[1:] & ~p2p[1:])
+    odd |= np.append(False, (rank[1:] == rank[:-1]) & ~new[1:] & ~p2p[1:])
     num_odd = np.bincount(call, weights=odd)
     sends = np.bincount(call, weights=t.sending[which])
     good = (num_odd == 0) & (count >= 2) & (~p2p[first] | ((count == 2) & (sends == 1)))
-    out[which] = good[call]
-    return out
+    return np.asarray(good[call])
 
 
 def _resolve(t: Transfers, events: xr.Dataset, *, always: bool) -> None:
     """Give the channels whose own numbers are absent or do worse their numbers by order; changes ``t``."""
-    agreed = agreement(t, t.number)
+    t.in_calls = which, new = sorted_calls(t, t.number, np.flatnonzero(t.number >= 0))
     total = np.bincount(t.channel, minlength=len(t.keys))
-    good = np.bincount(t.channel, weights=agreed, minlength=len(t.keys))
+    good = np.bincount(t.channel[which], weights=agreement(t, which, new), minlength=len(t.keys))
     unnumbered = np.bincount(t.channel, weights=t.number < 0, minlength=len(t.keys))
     known = (t.keys[:, 2] >= 0) == (t.keys[:, 3] >= 0)
     suspect = known & (always | (unnumbered > 0) | (good < TRUSTED_FRACTION * total))
@@ -185,10 +187,11 @@ def _resolve(t: Transfers, events: xr.Dataset, *, always: bool) -> None:
         if len(np.unique(side[mine])) < 2 and not unnumbered[channel] and not always:
             continue
         trial[mine] = _by_order(t, events, mine, side)
-        better = int(agreement(t, trial, mine)[mine].sum()) > good[channel]
+        better = int(agreement(t, *sorted_calls(t, trial, mine)).sum()) > good[channel]
         if always or better or unnumbered[channel] == total[channel]:
             t.number[mine] = trial[mine]
             t.by_order[channel] = True
+            t.in_calls = None
 
 
 def _by_order(t: Transfers, events: xr.Dataset, mine: Array, side: Array) -> Array:

@@ -35,6 +35,8 @@ class Calls:
         Number of the call, from 0.
     first : int array, shape (call,)
         First row of each call.
+    agreed : bool array, shape (row,)
+        The call has other members, each once, with the same op and bytes.
     """
 
     transfers: Transfers
@@ -42,6 +44,7 @@ class Calls:
     index: Array
     call: Array
     first: Array
+    agreed: Array
 
     @property
     def num_calls(self) -> int:
@@ -62,8 +65,8 @@ class Calls:
 def calls_of(events: xr.Dataset, identity: Identity = "auto") -> Calls:
     """Return the transfers of a dataset grouped into calls."""
     t = transfers_of(events, identity)
-    entry, new = sorted_calls(t, t.number, np.flatnonzero(t.number >= 0))
-    return Calls(t, entry, t.index[entry], np.cumsum(new) - 1, np.flatnonzero(new))
+    entry, new = t.in_calls or sorted_calls(t, t.number, np.flatnonzero(t.number >= 0))
+    return Calls(t, entry, t.index[entry], np.cumsum(new) - 1, np.flatnonzero(new), agreement(t, entry, new))
 
 
 def _keys(events: xr.Dataset, index: Array) -> Array:
@@ -154,16 +157,16 @@ def match(run: Run | xr.Dataset, *, step: int | slice | None = None, identity: I
         data[name] = ("call", events[name].values[head])
     data["complete"] = ("call", complete_calls(events, calls))
     attrs = {
-        "unmatched_fraction": unmatched_fraction(calls.transfers),
+        "unmatched_fraction": unmatched_fraction(calls),
         "groups_by_order": int(calls.transfers.by_order.sum()),
     }
     return xr.Dataset(data, attrs={**events.attrs, **attrs})
 
 
-def unmatched_fraction(transfers: Transfers) -> float:
+def unmatched_fraction(calls: Calls) -> float:
     """Return the share of transfers that found no member to agree with on op and bytes; 0 where there are none."""
-    agreed = agreement(transfers, transfers.number)
-    return float(1.0 - agreed.mean()) if len(agreed) else 0.0
+    total = len(calls.transfers.index)
+    return 1.0 - float(calls.agreed.sum()) / total if total else 0.0
 
 
 def complete_calls(events: xr.Dataset, calls: Calls) -> Array:
