@@ -51,6 +51,10 @@ class MappAccessor:
         """See :func:`mappnb.analysis.hta_breakdown`."""
         return analysis.hta_breakdown(self._ds, step=step, include_last_step=include_last_step)
 
+    def idle_blocks(self, **options: Any) -> pd.DataFrame:
+        """See :func:`mappnb.analysis.idle_blocks`."""
+        return analysis.idle_blocks(self._ds, **options)
+
     def links(self, **options: Any) -> xr.Dataset:
         """See :func:`mappnb.analysis.links`."""
         return analysis.links(self._ds, **options)
