@@ -8,8 +8,8 @@ from typing import Any, Final
 
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_OBJECTS", "PlainPickleError", "load_plain", "measure"]
 
-MAX_BYTES: Final = 256 * 2**20
-"""Longest pickle that is read, in bytes; a flight-recorder ring of 20,000 entries with stacks has about 40 MB."""
+MAX_BYTES: Final = 64 * 2**20
+"""Longest pickle that is read, in bytes; a flight-recorder ring of 20,000 entries with 30 frames each has 6 MB."""
 MAX_OBJECTS: Final = 5_000_000
 """Most values a pickle may build, and most values its result may stand for once shared parts are written out."""
 MAX_DEPTH: Final = 64
@@ -17,6 +17,7 @@ MAX_DEPTH: Final = 64
 _MAX_OPCODES: Final = 4 * MAX_OBJECTS
 _MAX_INT_BYTES: Final = 16
 _MARK: Final = object()
+_STOP, _BINGET, _LONG_BINGET, _BINPUT, _BININT1, _MARK_CODE = (ord(c) for c in ".hjqK(")
 _FORBIDDEN: Final = {
     ord("c"): "GLOBAL",
     ord("R"): "REDUCE",
@@ -57,6 +58,32 @@ class _Reader:
             raise self.fail(f"asks for {count} bytes, {len(self.data) - self.at} are left: the file is cut or damaged")
         self.at += count
         return self.data[self.at - count : self.at]
+
+    def usual(self) -> int:
+        """Run the opcodes that most of a dump is made of, in place; return the next other one."""
+        data, at, stack, memo = self.data, self.at, self.stack, self.memo
+        end = len(data) - 4  # each of these has at most four bytes of argument
+        while at < end:
+            code = data[at]
+            if code == _BINGET and data[at + 1] in memo:
+                stack.append(memo[data[at + 1]])
+                at += 2
+            elif code == _LONG_BINGET and (key := int.from_bytes(data[at + 1 : at + 5], "little")) in memo:
+                stack.append(memo[key])
+                at += 5
+            elif code == _BINPUT and stack and stack[-1] is not _MARK:
+                memo[data[at + 1]] = stack[-1]
+                at += 2
+            elif code == _BININT1:
+                stack.append(data[at + 1])
+                at += 2
+            elif code == _MARK_CODE:
+                stack.append(_MARK)
+                at += 1
+            else:
+                break
+        self.at = at
+        return self.take(1)[0]
 
     def number(self, size: int, *, signed: bool = False) -> int:
         return int.from_bytes(self.take(size), "little", signed=signed)
@@ -256,8 +283,8 @@ def load_plain(data: bytes) -> Any:
         raise PlainPickleError(f"{len(data)} bytes; at most {MAX_BYTES} are read")
     reader = _Reader(data)
     for _ in range(_MAX_OPCODES):
-        code = reader.take(1)[0]
-        if code == ord("."):
+        code = reader.usual()
+        if code == _STOP:
             value = reader.pop()
             measure(value)
             return value
@@ -271,6 +298,9 @@ def load_plain(data: bytes) -> Any:
             )
         step(reader)
     raise reader.fail(f"more than {_MAX_OPCODES} opcodes")
+
+
+_CONTAINERS: Final = (dict, list, tuple)
 
 
 def _children(value: Any) -> list[Any]:
@@ -293,7 +323,11 @@ def measure(root: Any) -> tuple[int, int]:
     todo = [root]
     while todo:
         value = todo[-1]
-        parts = [c for c in _children(value) if type(c) in (dict, list, tuple)]
+        if id(value) in done:
+            todo.pop()
+            continue
+        children = _children(value)
+        parts = [c for c in children if type(c) in _CONTAINERS]
         if id(value) not in entered:
             entered.add(id(value))
             if len(entered) - len(done) > MAX_DEPTH:
@@ -305,11 +339,7 @@ def measure(root: Any) -> tuple[int, int]:
                 todo += open_parts
                 continue
         todo.pop()
-        if id(value) in done:
-            continue
-        if any(id(c) not in done for c in parts):
-            raise PlainPickleError("a container holds itself")
-        size = 1 + len(_children(value)) - len(parts) + sum(done[id(c)][0] for c in parts)
+        size = 1 + len(children) - len(parts) + sum(done[id(c)][0] for c in parts)
         depth = 1 + max((done[id(c)][1] for c in parts), default=0)
         if size > MAX_OBJECTS or depth > MAX_DEPTH:
             raise PlainPickleError(
