@@ -10,8 +10,9 @@ from mappnb.widgets._lab_controls import Units
 from mappnb.widgets._lab_lanes import Lane
 from mappnb.widgets._lab_model import REPLAY, LabModel, Outcome
 from mappnb.widgets._lab_plots import SERIES, Columns
+from mappnb.widgets._messages import number, whole
 
-__all__ = ["lanes_told", "number_text", "pack_columns", "table_columns", "table_rows"]
+__all__ = ["lanes_told", "number_text", "pack_columns", "table_columns", "table_rows", "windows_told"]
 
 Array = np.ndarray[Any, Any]
 
@@ -105,6 +106,34 @@ def lanes_told(model: LabModel, lanes: list[Lane], units: Units) -> list[dict[st
             }
         )
     return out
+
+
+def windows_told(lanes: list[Lane], view: Any, longest_s: float) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """Return the window of every lane at the common view, so that the browser need not ask for each.
+
+    Parameters
+    ----------
+    lanes : list of Lane
+    view : mapping
+        What the browser looks at: ``pixels``, and ``t0`` and ``t1`` in ns, or null for the whole step. Anything else: no windows.
+    longest_s : float
+        Length of the common time axis, s.
+    """
+    if not isinstance(view, dict) or not view.get("pixels"):
+        return [], {}
+    pixels = whole(view, "pixels", 16, 8192)
+    whole_ns = max(longest_s * 1e9, 1.0)
+    air = max(whole_ns, 20.0) * 0.004  # as the browser shows the whole
+    t0, t1 = (-air, whole_ns + air) if view.get("t0") is None else (number(view, "t0"), number(view, "t1"))
+    told: list[dict[str, Any]] = []
+    arrays: dict[str, Array] = {}
+    for i, lane in enumerate(lanes):
+        if not lane.num_ranks or not t1 > t0:
+            continue
+        answer = lane.window(t0, t1, pixels=pixels, rows=(0, lane.num_ranks))
+        told.append({**answer.content, "label": lane.label, "prefix": f"w{i}."})
+        arrays |= {f"w{i}.{name}": array for name, array in answer.arrays.items()}
+    return told, arrays
 
 
 def pack_columns(columns: Columns) -> tuple[dict[str, Any], dict[str, Array]]:

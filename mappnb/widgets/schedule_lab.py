@@ -15,7 +15,7 @@ from mappnb.run import Run
 from mappnb.sched.costs import Costs
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.stragglers import Straggler
-from mappnb.widgets._lab_answers import lanes_told, pack_columns, table_columns, table_rows
+from mappnb.widgets._lab_answers import lanes_told, pack_columns, table_columns, table_rows, windows_told
 from mappnb.widgets._lab_controls import Units, changed, controls, values_of
 from mappnb.widgets._lab_entries import Entry, EntryLike, Sizes, choices, entries_of
 from mappnb.widgets._lab_lanes import Lane
@@ -276,7 +276,10 @@ class ScheduleLab(View):
         if not isinstance(values, dict):
             raise MappnbError(f"message 'set': values is {values!r:.80}; expected a mapping")
         self._update(changed(self._model.settings, values, self._model.base, self._units, seed=self._seed))
-        return self.state()
+        answer = self.state()
+        answer.content["windows"], arrays = windows_told(self._lanes, content.get("view"), self._model.longest_s)
+        answer.arrays |= arrays
+        return answer
 
     def on_choose(self, content: dict[str, Any]) -> Answer:
         """Compare other schedules."""

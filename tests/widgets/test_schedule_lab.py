@@ -154,6 +154,23 @@ def test_knobs_simulate_anew(lab):
     assert lab.errors == []
 
 
+def test_windows_come_with_the_answer(lab):
+    """What a lane would ask for next is in the answer to a move."""
+    front = Front(lab)
+    told, arrays = front.ask("set", values={"forward_s": 12.0}, view={"pixels": 900, "t0": None, "t1": None})
+    assert [w["label"] for w in told["windows"]] == list(lab.schedules)
+    whole = told["lanes"][0]["meta"]["extent"][1]
+    for window in told["windows"]:
+        rows = (0, 4)
+        view = {"t0": -0.004 * whole, "t1": 1.004 * whole, "pixels": 900, "row0": rows[0], "row1": rows[1]}
+        _, asked = front.ask("window", lane=window["label"], **view)
+        for name, array in asked.items():
+            np.testing.assert_array_equal(arrays[f"{window['prefix']}{name}"], array)
+    told, _ = front.ask("set", values={"num_microbatches": 18}, view={"pixels": 900, "t0": 1e6, "t1": 2e6})
+    assert "interleaved" not in [w["label"] for w in told["windows"]] and told["windows"][0]["t1"] == 2e6
+    assert front.ask("set", values={}, view=[3])[0]["windows"] == [] and lab.errors == []
+
+
 def test_straggler_knob(lab):
     front = Front(lab)
     before = lab.results.step_s["zb_v"]

@@ -75,6 +75,7 @@ class ScheduleLab {
     this.says.textContent = content.says;
     this.says.hidden = !content.says;
     this.takeLanes(content.lanes);
+    for (const told of content.windows || []) this.takeWindow(told, arrays);
     this.showTable(content.table);
     this.plots.patch(unpackColumns(content.plots, arrays));
     this.showPicked(content.selected);
@@ -145,6 +146,13 @@ class ScheduleLab {
     const [first, ...rest] = String(text).split("\n\n");
     const more = rest.length ? [make("details", {}, [make("summary", { text: "where" }), make("pre", { text: rest.join("\n\n"), tabindex: "0" })])] : [];
     node.replaceChildren(make("span", { text: first, dir: "auto" }), ...more);
+  }
+
+  /** The spans of a lane came with the answer: it need not ask. */
+  takeWindow(told, arrays) {
+    const found = this.lanes.get(told.label);
+    const mine = Object.entries(arrays).filter(([name]) => name.startsWith(told.prefix));
+    if (found) found.lane.takeSpans(told, Object.fromEntries(mine.map(([name, array]) => [name.slice(told.prefix.length), array])));
   }
 
   rebuildLanes(lanes) {
@@ -222,7 +230,15 @@ class ScheduleLab {
 
   set(name, value) {
     this.touched.set(name, value);
-    this.connection.request("set", { values: Object.fromEntries(this.touched) }, (content, arrays) => this.take(content, arrays));
+    this.connection.request("set", { values: Object.fromEntries(this.touched), view: this.view() }, (content, arrays) => this.take(content, arrays));
+  }
+
+  /** What the lanes show: width, and the range unless it is the whole step. */
+  view() {
+    const lane = [...this.lanes.values()].map((l) => l.lane).find((l) => l.state.loaded && l.state.meta.rows.length);
+    if (!lane) return null;
+    const { t0, t1 } = lane.state.target;
+    return { pixels: Math.round(lane.geometry.plot.w), ...(lane.isWhole() ? { t0: null, t1: null } : { t0, t1 }) };
   }
 
   choose(names) {
