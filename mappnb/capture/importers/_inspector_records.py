@@ -117,7 +117,7 @@ class Seen:
             start_us=start,
             stop_us=stop,
             issue_us=issue,
-            exec_us=max(0, _known(perf.get(f"{prefix}_exec_time_us"), high=_LATEST_US)),
+            exec_us=max(0, _known(perf.get(f"{prefix}_exec_time_us"), high=2**40)),
             dump_us=_known(metadata.get("dump_timestamp_us"), low=1, high=_LATEST_US),
             source=as_text(perf.get(f"{prefix}_timing_source")),
         )

@@ -53,6 +53,8 @@ _COLUMNS: Final = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "du
 _ZERO_NS: Final = 2 * 10**9
 """Where the trace's zero is put on the wall clock, which is not known, in ns."""
 
+_LONGEST_S: Final = 1e6
+"""A step does not last longer, s."""
 _SIZES: Final = ("dp_size", "dsp_size", "pp_size", "tp_size", "vpp_size", "world_size")
 
 
@@ -78,8 +80,8 @@ class StragglerTrace:
         The file's own number of each rank.
     steps : int array, shape (step,)
         The job's step numbers, in order.
-    step_start_ns, step_end_ns : int array, shape (step,)
-        Where the steps were laid on the run clock.
+    step_start_ns : int array, shape (step,)
+        Where each step was laid: ns from the first one's start.
     skipped : dict of str to int
         Rows that were left out, by reason.
     """
@@ -93,7 +95,6 @@ class StragglerTrace:
     source_rank: dict[int, int]
     steps: np.ndarray[Any, Any]
     step_start_ns: np.ndarray[Any, Any]
-    step_end_ns: np.ndarray[Any, Any]
     skipped: dict[str, int]
 
 
@@ -185,20 +186,18 @@ def parse(rows: pd.DataFrame, meta: dict[str, int], *, where: str = "trace") -> 
     columns = {
         "start_ns": start_ns + offset[number],
         "duration_ns": end_ns - start_ns,
-        "step": rows["step"].to_numpy().astype(np.int32),
-        "site": kind.astype(np.int32),
-        "stage": (np.maximum(rows["mc"].to_numpy(), 0) * layout.pp + rows["stage"].to_numpy()).astype(np.int16),
-        "chunk": rows["mc"].to_numpy().astype(np.int16),
-        "microbatch": rows["mb_id"].to_numpy().astype(np.int32),
-        "peer": peers_of_rows(rows, layout).astype(np.int32),
+        "step": rows["step"].to_numpy(),
+        "site": kind,
+        "stage": np.maximum(rows["mc"].to_numpy(), 0) * layout.pp + rows["stage"].to_numpy(),
+        "chunk": rows["mc"].to_numpy(),
+        "microbatch": rows["mb_id"].to_numpy(),
+        "peer": peers_of_rows(rows, layout),
         "group": group,
         "seq": sequence_of_rows(rows, number),
     }
     order = np.lexsort((columns["start_ns"], rows["worker"].to_numpy()))
     sites = [(c.value, str(o), k, p.value, -1, "") for k in kinds for c, o, p in [OPTYPES[k]]]
     names = dict(zip(rows["worker"].tolist(), rows["rank"].tolist(), strict=True))
-    ends = np.zeros(len(steps), np.int64)
-    np.maximum.at(ends, number, end_ns)
     return StragglerTrace(
         layout=layout,
         folded=folded,
@@ -209,7 +208,6 @@ def parse(rows: pd.DataFrame, meta: dict[str, int], *, where: str = "trace") -> 
         source_rank=names,
         steps=steps,
         step_start_ns=offset,
-        step_end_ns=offset + ends,
         skipped=skipped,
     )
 
@@ -220,6 +218,7 @@ def _usable(rows: pd.DataFrame, skipped: dict[str, int], where: str) -> pd.DataF
     finite = np.isfinite(numbers.to_numpy()).all(axis=1)
     placed = finite & (numbers[["dp_rank", "stage", "step", "seq_id"]].min(axis=1).to_numpy() >= 0)
     placed &= (numbers.abs().max(axis=1) < 2**31).to_numpy()
+    placed &= (numbers[["start_ts", "duration"]].abs().max(axis=1) < _LONGEST_S).to_numpy()
     known = rows["optype"].isin(list(OPTYPES)).to_numpy()
     negative = placed & (numbers["duration"].to_numpy() < 0)
     for name, mask in {
