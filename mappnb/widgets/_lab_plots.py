@@ -311,28 +311,19 @@ def _pareto_figure(data: Columns, look: dict[str, str], theme: str, time_unit: s
     figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.22
     source = _source(data, "pareto")
     figure.line("x", "y", line_color=look["muted"], line_dash="dotted", line_width=1.5, source=_source(data, "front"))
+    colour, text = f"colour_{theme}", {"text_font_size": "11px", "text_color": look["text"], "text_align": "align"}
     points = figure.scatter(
         "step",
         "peak",
         marker="marker",
         size=13,
-        fill_color=f"colour_{theme}",
+        fill_color=colour,
         fill_alpha="fill",
-        line_color=f"colour_{theme}",
+        line_color=colour,
         line_width=2,
         source=source,
     )
-    figure.text(
-        "step",
-        "peak",
-        "said",
-        x_offset="dx",
-        y_offset="dy",
-        text_align="align",
-        text_font_size="11px",
-        text_color=look["text"],
-        source=source,
-    )
+    figure.text("step", "peak", "said", x_offset="dx", y_offset="dy", source=source, **text)
     figure.hspan(y="y", line_color=look["danger"], line_dash="dashed", line_width=2, source=_source(data, "limit"))
     tips = [
         ("", "@name"),

@@ -109,20 +109,13 @@ class ScheduleLab(View):
         microbatches = num_microbatches or (int(recorded.microbatch.max()) + 1 if recorded is not None else 16)
         slow = Slow.of(stragglers[-1], ranks) if stragglers else None
         settings = Settings(checked(adjust), microbatches, memory_limit, slow or Slow(), seed)
-        self._from_run = run is not None
-        self._given = costs is not None
-        self._step = step
+        self._from, self._given, self._step = type(run), costs is not None, step
         self._seed = SEED if seed is None else seed
         self._all = entries_of(schedules)
         self._chosen = [e.label for e in self._all]
-        self._model: LabModel = LabModel(
-            base,
-            self._all,
-            settings,
-            sizes=Sizes(ranks, microbatches, num_chunks or _chunks(recorded)),
-            stragglers=stragglers[:-1] if slow is not None else stragglers,
-            recorded=recorded,
-        )
+        sizes = Sizes(ranks, microbatches, num_chunks or _chunks(recorded))
+        fixed = stragglers[:-1] if slow is not None else stragglers
+        self._model: LabModel = LabModel(base, self._all, settings, sizes=sizes, stragglers=fixed, recorded=recorded)
         self._units = Units.of(base, self._model.longest_s)
         self._lanes: list[Lane] = self._model.lanes()
         self._selected = ""
@@ -181,13 +174,14 @@ class ScheduleLab(View):
         """The Python line that makes this lab again, as it is now."""
         model, settings = self._model, self._model.settings
         said, plain = [], costs_code(model.costs)
-        if self._from_run:
-            call = "run.schedule_lab" if not self._given else "mappnb.widgets.ScheduleLab"
-            said += ["costs", "run=run"] if self._given else []
+        from_run, call = model.recorded is not None, "mappnb.widgets.ScheduleLab"
+        if issubclass(self._from, Run) and not self._given:
+            call = "run.schedule_lab"
+        elif from_run:
+            said += ["costs", "run=run"] if self._given else ["run=run"]
         else:
-            call = "mappnb.widgets.ScheduleLab"
             said.append(plain or "costs")
-        if self._from_run or plain is None:
+        if from_run or plain is None:
             moved = {k: v for k, v in settings.adjust.items() if v != base_of(model.base, k)}
             said += [f"adjust={moved!r}"] if moved else []
         entries = [e.code for e in model.entries if e.label != REPLAY or e.name]

@@ -354,6 +354,8 @@ def test_lab_of_simulated_events_replays_exactly():
     assert view.schedules["replay"] == mappnb.schedule("zb_h1", num_stages=4, num_microbatches=8)
     assert abs(view.replay_error) < 0.01
     assert view.results.step_s["1f1b"] > view.results.step_s["replay"]
+    again = eval(view.code, {"mappnb": mappnb, "run": events})
+    assert again.results.equals(view.results)
 
 
 def test_costs_given_beside_a_run(run):
