@@ -77,8 +77,8 @@ class Entry:
     ----------
     record_id : int
         Number of the operation on the rank.
-    group : str
-        Name of the process group.
+    group, pg_id : str
+        Name of the process group, and the number that ``pg_status`` has it under on this rank.
     backend, op, name : str
         ``nccl``, our operation, and torch's profiling name.
     p2p : bool
@@ -105,6 +105,7 @@ class Entry:
 
     record_id: int
     group: str
+    pg_id: str
     backend: str
     op: str
     name: str
@@ -267,6 +268,7 @@ def _entry(value: dict[str, Any], frames: dict[int, str]) -> Entry | None:
     return Entry(
         record_id=record_id,
         group=group,
+        pg_id=as_text(value.get("pg_id")),
         backend=backend,
         op=str(op),
         name=name,

@@ -17,7 +17,7 @@ from mappnb.terms import P2P_OPS, Category, Flag, Op
 __all__ = ["CALL_FIELDS", "MOST_CALLS", "read_flight_recorder"]
 
 MOST_CALLS: Final = 512
-"""Calls of a rank whose stack is kept in its file: those not completed first, then the latest."""
+"""Calls of a rank whose stack is kept in its file: the first ones not completed (at most 3/4), and the latest others."""
 
 CALL_FIELDS: Final = ("record_id", "group", "seq", "op", "state", "created_ns", "bytes", "dtype", "sizes", "stack")
 """What each row of ``facts["flight_recorder"]["calls"]`` holds; ``stack`` is a place in ``stacks``, -1 for none."""
@@ -229,12 +229,14 @@ def _add(
 def _facts(dump: Dump, seqs: list[int], ids: dict[str, int]) -> dict[str, Any]:
     """Return what is kept in the rank's file: how far the groups came, and the last calls with their stacks.
 
-    Equal frames and equal stacks are written once: ``stacks`` holds places in ``frames``, innermost first.
+    ``pg_status`` is by the id of the group, or by ``pg_id N`` for a group without an entry. Equal frames and equal stacks
+    are written once: ``stacks`` holds places in ``frames``, innermost first.
     """
     numbered = list(zip(dump.entries, seqs, strict=True))
-    chosen = [c for c in numbered if c[0].state != "completed"][-MOST_CALLS:]
-    done = [c for c in numbered if c[0].state == "completed"]
-    chosen += done[max(0, len(done) - (MOST_CALLS - len(chosen))) :] if len(chosen) < MOST_CALLS else []
+    first = [c for c in numbered if c[0].state != "completed"][: MOST_CALLS * 3 // 4]
+    taken = {id(c[0]) for c in first}
+    chosen = first + [c for c in numbered if id(c[0]) not in taken][-(MOST_CALLS - len(first)) :]
+    numbers = {e.pg_id: str(ids[e.group]) for e in dump.entries}
     frames: dict[str, int] = {}
     stacks: dict[tuple[int, ...], int] = {}
     calls = []
@@ -246,7 +248,7 @@ def _facts(dump: Dump, seqs: list[int], ids: dict[str, int]) -> dict[str, Any]:
     return {
         "version": dump.version,
         "library": dump.library,
-        "pg_status": dump.status,
+        "pg_status": {numbers.get(k, f"pg_id {k}"): v for k, v in dump.status.items()},
         "group_names": {n: str(i) for n, i in ids.items()},
         "fields": list(CALL_FIELDS),
         "calls": calls,

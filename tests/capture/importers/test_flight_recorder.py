@@ -108,7 +108,7 @@ def test_json_form(tmp_path):
 def test_stacks_are_kept_with_the_calls(tmp_path):
     import_trace(two_ranks(tmp_path / "in"), tmp_path / "run")
     facts = json.loads((tmp_path / "run/inc=000/ranks/rank=00001.json").read_text())["flight_recorder"]
-    assert facts["fields"] == list(CALL_FIELDS) and facts["pg_status"]["0"]["completed"] == 2
+    assert facts["fields"] == list(CALL_FIELDS) and facts["pg_status"][facts["group_names"]["0"]]["completed"] == 2
     last = dict(zip(facts["fields"], facts["calls"][-1], strict=True))
     assert last["state"] == "started" and last["seq"] == 3
     stack = [facts["frames"][i] for i in facts["stacks"][last["stack"]]]
