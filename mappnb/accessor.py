@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -46,6 +48,10 @@ class MappAccessor:
     def event_slack(self, *, step: int) -> xr.Dataset:
         """See :func:`mappnb.analysis.event_slack`."""
         return analysis.event_slack(self._ds, step=step)
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """See :func:`mappnb.analysis.export`."""
+        return analysis.export(self._ds, path, **options)
 
     def hta_breakdown(self, *, step: int | slice | None = None, include_last_step: bool = False) -> xr.Dataset:
         """See :func:`mappnb.analysis.hta_breakdown`."""

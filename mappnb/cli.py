@@ -1,4 +1,4 @@
-"""The command ``mappnb``: demo, exec, import, info, check, report, doctor."""
+"""The command ``mappnb``: demo, exec, import, export, info, check, report, doctor."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     _import_options(
         command("import", _import, "Import traces of other tools (Kineto, Chrome, MegaScan, ...) as a run.")
     )
+    _export_options(
+        command("export", _export, "Write a run for other tools: Chrome / Perfetto JSON, or one Parquet file.")
+    )
     report = command("report", _report, "Write a self-contained HTML report of a run.")
     report.add_argument("run_dir")
     report.add_argument("-o", "--output", help="HTML file (default: RUN_DIR/report.html)")
@@ -66,6 +69,18 @@ def _import_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--rank-from", metavar="REGEX", help=r"finds the rank in a file's path, as 'rank(\d+)'")
     command.add_argument("--replace", action="store_true", help="put the import in the place of a run that is there")
+
+
+def _export_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run_dir")
+    command.add_argument("out", help="file to write: .json, .json.gz or .parquet")
+    command.add_argument("--format", choices=("chrome", "parquet"), help="default: told by the file's name")
+    command.add_argument(
+        "--step", metavar="A:B", help="one step, or the steps from A to B, both included (default: all)"
+    )
+    command.add_argument(
+        "--redact", action="store_true", help="write names of users' own spans and of hosts as numbers"
+    )
 
 
 def _demo_options(demo: argparse.ArgumentParser) -> None:
@@ -126,6 +141,14 @@ def _import(args: argparse.Namespace) -> int:
 
     report = import_trace(args.src, args.run_dir, format=args.format, rank_from=args.rank_from, replace=args.replace)
     print(report)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from mappnb.analysis.export import export, steps_of
+    from mappnb.run import attach
+
+    print(export(attach(args.run_dir), args.out, format=args.format, step=steps_of(args.step), redact=args.redact))
     return 0
 
 
