@@ -7,6 +7,7 @@ from mappnb.analysis.breakdown import breakdown
 from mappnb.analysis.bubbles import bubble_fraction, bubble_seconds
 from mappnb.analysis.critical import critical_path, event_slack
 from mappnb.analysis.diff import diff
+from mappnb.analysis.export import export, export_chrome, export_parquet
 from mappnb.analysis.hta import hta_breakdown
 from mappnb.analysis.idle import idle_blocks
 from mappnb.analysis.links import link_suspects, links
@@ -24,6 +25,9 @@ __all__ = [
     "critical_path",
     "diff",
     "event_slack",
+    "export",
+    "export_chrome",
+    "export_parquet",
     "hta_breakdown",
     "idle_blocks",
     "link_suspects",
