@@ -11,7 +11,6 @@ constexpr int kMaxKey = 64;
 
 bool key_char(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; }
 bool between(char c) { return is_space(c) || std::memchr(".()%/-:", c, 7) != nullptr; }
-bool ends_token(char c) { return c == ',' || c == '}' || c == ']' || c == '"' || c == '{' || c == '[' || is_space(c); }
 }  // namespace
 
 Reader::Status Reader::event() {
@@ -55,18 +54,19 @@ Reader::Status Reader::pairs(bool args) {
 }
 
 Reader::Status Reader::args_value() {
-  for (size_t i = 0; i < fields_.size(); i++)
+  for (size_t i = 0; args_seen_ && i < fields_.size(); i++)
     if (fields_[i].in_args && row_seen_[i]) {  // a second set of args replaces the first
       clear(int(i));
       row_seen_[i] = 0;
       mended(Repair::duplicate_keys);
     }
+  args_seen_ = true;
   return *p_ == '{' ? pairs(true) : skip_value();
 }
 
 Reader::Status Reader::token(std::string_view& out) {
   const char* const begin = p_;
-  while (p_ < end_ && !ends_token(*p_)) p_++;
+  while (p_ < end_ && !kEndsToken.yes[uint8_t(*p_)]) p_++;
   if (p_ == end_) return Status::more;
   out = std::string_view(begin, size_t(p_ - begin));
   if (out.empty()) mended(Repair::bad_values);

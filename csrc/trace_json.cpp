@@ -18,25 +18,11 @@ const char* const kRepairNames[kRepairs] = {
     "not_a_number", "duplicate_keys",     "numbers_as_text",  "out_of_range", "bad_values",  "missing_commas",
     "not_events",   "broken_events",      "oversized_events", "long_strings", "junk_bytes"};
 
-size_t FieldIndex::place(std::string_view name) {
-  const size_t n = name.size();
-  if (n == 0) return 0;
-  return (n * 37 + uint8_t(name[0]) * 7 + uint8_t(name[n - 1]) * 131 + uint8_t(name[n / 2]) * 17) & 255;
-}
-
 void FieldIndex::add(std::string_view name, int field) {
-  size_t slot = place(name);
-  while (slots_[slot] >= 0) slot = (slot + 1) & 255;
-  slots_[slot] = int16_t(entries_.size());
-  entries_.emplace_back(std::string(name), field);
-}
-
-int FieldIndex::find(std::string_view name) const {
-  for (size_t slot = place(name); slots_[slot] >= 0; slot = (slot + 1) & 255) {
-    const auto& entry = entries_[size_t(slots_[slot])];
-    if (entry.first == name) return entry.second;
-  }
-  return -1;
+  size_t i = place(name);
+  while (slots_[i].field >= 0) i = (i + 1) & 255;
+  kept_.emplace_back(name);
+  slots_[i] = {kept_.back().data(), name.size(), field};
 }
 
 Reader::Reader(std::vector<Field> fields, int shift, bool hunt)

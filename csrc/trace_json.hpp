@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -50,19 +51,60 @@ struct Column {
   std::vector<double> reals;
   std::vector<int32_t> texts;  // ids of Names; -1: none
   std::vector<uint8_t> letters;
+
+  // Fills up with "nothing": a column that no event has costs next to nothing.
+  void fill(size_t n) {
+    if (kind == Kind::real) {
+      reals.resize(n, std::numeric_limits<double>::quiet_NaN());
+    } else if (kind == Kind::text) {
+      texts.resize(n, -1);
+    } else if (kind == Kind::letter) {
+      letters.resize(n, 0);
+    } else if (kind != Kind::args) {
+      ints.resize(n, kMissing);
+    }
+  }
+  void put(size_t row, int64_t whole, double real) {
+    if (kind == Kind::real) {
+      if (reals.size() < row) fill(row);
+      reals.push_back(real);
+    } else if (kind == Kind::text) {
+      if (texts.size() < row) fill(row);
+      texts.push_back(int32_t(whole));
+    } else if (kind == Kind::letter) {
+      if (letters.size() < row) fill(row);
+      letters.push_back(uint8_t(whole));
+    } else if (kind != Kind::args) {
+      if (ints.size() < row) fill(row);
+      ints.push_back(whole);
+    }
+  }
 };
 
 // Finds a field by its name; at most 128 of them.
 class FieldIndex {
  public:
-  FieldIndex() { slots_.fill(-1); }
   void add(std::string_view name, int field);
-  int find(std::string_view name) const;
+  int find(std::string_view name) const {
+    for (size_t i = place(name); slots_[i].field >= 0; i = (i + 1) & 255)
+      if (slots_[i].size == name.size() && std::memcmp(slots_[i].name, name.data(), name.size()) == 0)
+        return slots_[i].field;
+    return -1;
+  }
 
  private:
-  static size_t place(std::string_view name);
-  std::array<int16_t, 256> slots_;
-  std::vector<std::pair<std::string, int>> entries_;
+  struct Slot {
+    const char* name = nullptr;
+    size_t size = 0;
+    int field = -1;
+  };
+  static size_t place(std::string_view name) {
+    const size_t n = name.size();
+    if (n == 0) return 0;
+    return (n * 37 + uint8_t(name[0]) * 7 + uint8_t(name[n - 1]) * 131 + uint8_t(name[n / 2]) * 17) & 255;
+  }
+  std::array<Slot, 256> slots_;
+  std::deque<std::string> kept_;
 };
 
 class Reader {
@@ -139,6 +181,7 @@ class Reader {
   std::vector<uint8_t> row_seen_;
   std::vector<int> row_touched_;
   int phase_field_ = -1;
+  bool args_seen_ = false;
   size_t rows_ = 0;
   int shift_;
   Names names_;

@@ -64,6 +64,7 @@ void Reader::reset_row() {
     row_seen_[size_t(field)] = 0;
   }
   row_touched_.clear();
+  args_seen_ = false;
 }
 
 int32_t Reader::name_id(std::string_view text) {
@@ -115,6 +116,8 @@ void Reader::put_text(int field, std::string_view text) {
 
 void Reader::put_bare(int field, std::string_view text) {
   const Kind kind = fields_[size_t(field)].kind;
+  const bool digit = text[0] == '-' || (text[0] >= '0' && text[0] <= '9');
+  if (digit && kind != Kind::text && kind != Kind::letter && put_decimal(field, text)) return;
   double x = 0;
   if (text == "null") return;
   if (text == "true" || text == "false") {
@@ -146,31 +149,24 @@ void Reader::commit() {
     reset_row();
     return;
   }
-  for (size_t i = 0; i < columns_.size(); i++) {
-    Column& column = columns_[i];
-    switch (column.kind) {
-      case Kind::real:
-        column.reals.push_back(row_reals_[i]);
-        break;
-      case Kind::text:
-        column.texts.push_back(int32_t(row_ints_[i]));
-        break;
-      case Kind::letter:
-        column.letters.push_back(uint8_t(row_ints_[i]));
-        break;
-      case Kind::args:
-        break;
-      default:
-        column.ints.push_back(row_ints_[i]);
-    }
+  for (const int field : row_touched_) {
+    const size_t i = size_t(field);
+    if (row_seen_[i] == 0) continue;
+    row_seen_[i] = 0;  // twice in the list if its args came twice
+    columns_[i].put(rows_, row_ints_[i], row_reals_[i]);
+    clear(field);
   }
+  row_touched_.clear();
+  args_seen_ = false;
   rows_++;
-  reset_row();
 }
 
 std::vector<Column> Reader::take() {
   std::vector<Column> out(fields_.size());
-  for (size_t i = 0; i < fields_.size(); i++) out[i].kind = fields_[i].kind;
+  for (size_t i = 0; i < fields_.size(); i++) {
+    out[i].kind = fields_[i].kind;
+    columns_[i].fill(rows_);
+  }
   out.swap(columns_);
   rows_ = 0;
   return out;

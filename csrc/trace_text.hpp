@@ -20,8 +20,17 @@ constexpr int64_t kTextKey = -(int64_t(1) << 62);  // kTextKey + id: a pid, tid 
 
 inline bool is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
+// Characters that end a number or a word.
+struct EndsToken {
+  bool yes[256] = {};
+  constexpr EndsToken() {
+    for (const char c : {',', '}', ']', '"', '{', '[', ' ', '\n', '\t', '\r'}) yes[uint8_t(c)] = true;
+  }
+};
+inline constexpr EndsToken kEndsToken;
+
 inline const char* skip_space(const char* p, const char* end) {
-  while (p < end && is_space(*p)) p++;
+  while (p < end && uint8_t(*p) <= ' ' && is_space(*p)) p++;
   return p;
 }
 

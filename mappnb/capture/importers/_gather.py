@@ -40,7 +40,7 @@ KINETO_FIELDS: tuple[tuple[str, str, str], ...] = (
 )
 """The args that Kineto's importer asks for."""
 
-_KEPT = {"ts": np.int64, "dur": np.int64, "lane": np.int32, "name": np.int32, "cat": np.int32}
+_KEPT: dict[str, type] = {"ts": np.int64, "dur": np.int64, "lane": np.int32, "pair": np.int32}
 _KEPT |= {"correlation": np.int64, "stream": np.int32}
 
 
@@ -64,12 +64,14 @@ class Flows:
 
 @dataclass
 class Spans:
-    """The complete events (``ph`` X) of a file, dims (event,): ts, dur, lane, name, cat, correlation, stream.
+    """The complete events (``ph`` X) of a file, dims (event,): ts, dur, lane, pair, correlation, stream.
 
     Attributes
     ----------
     columns : dict of str to array
         As listed; ``stream`` -1 where the args have none, -2 where it is out of range.
+    pairs : dict of (int, int) to int
+        (name, category) -> number in the column ``pair``; -1: none.
     few : Few
         What kernels of collectives and copies have beside.
     flows : Flows
@@ -85,6 +87,7 @@ class Spans:
     """
 
     columns: dict[str, Array] = field(default_factory=dict)
+    pairs: dict[tuple[int, int], int] = field(default_factory=dict)
     few: Few = field(default_factory=lambda: Few(np.zeros(0, np.int64), {}))
     flows: Flows = field(default_factory=lambda: Flows(*(np.zeros(0, np.int64) for _ in range(4))))
     lanes: Lanes = field(default_factory=Lanes)
@@ -127,6 +130,7 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
         some = {k.removeprefix("args."): v[keep] for k, v in batch.items() if k != "args.name"}
         _mend_durations(out, some)
         some["lane"] = out.lanes.number(some["pid"], some["tid"])
+        some["pair"] = _pairs(out, some["name"], some["cat"])
         _note_devices(out, some["device"])
         wide = some["stream"]
         some["stream"] = np.where(wide == MISSING, -1, np.where((wide < 0) | (wide >= 1 << 31), -2, wide))
@@ -147,6 +151,14 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
     if flows:
         out.flows = Flows(*(np.concatenate([getattr(f, n) for f in flows]) for n in ("id", "lane", "ts", "start")))
     return out
+
+
+def _pairs(out: Spans, name: Array, cat: Array) -> Array:
+    """Return the number of each event's (name, category), dims (event,)."""
+    key = name.astype(np.int64) << 32 | cat.astype(np.int64) + 1
+    found, number = np.unique(key, return_inverse=True)
+    numbers = [out.pairs.setdefault((k >> 32, (k & 0xFFFFFFFF) - 1), len(out.pairs)) for k in found.tolist()]
+    return np.array(numbers, np.int32)[number]
 
 
 def _add(into: dict[str, int], key: str, n: int) -> None:

@@ -177,9 +177,9 @@ class _Rows:
     def fill(self) -> None:
         """Fill ``out``; gives up the gathered columns on the way, to keep the memory low."""
         c, out = self.spans.columns, self.out
-        pair, self.pairs = self._pairs(c.pop("name"), c.pop("cat"))
-        kinds = [self.names[cat].lower() if cat >= 0 else "" for _, cat in self.pairs]
-        texts = [self.names[name] if name >= 0 else "" for name, _ in self.pairs]
+        pair = c.pop("pair")
+        kinds = [self.names[cat].lower() if cat >= 0 else "" for _, cat in self.spans.pairs]
+        texts = [self.names[name] if name >= 0 else "" for name, _ in self.spans.pairs]
         on_device = np.array([bool(_DEVICE.match(k)) for k in kinds], bool)
         device = on_device[pair] | (c["stream"] >= 0) & ~np.array([bool(_HOST.search(k)) for k in kinds], bool)[pair]
         stream = self._streams(c.pop("stream"), c["lane"], device)
@@ -193,7 +193,6 @@ class _Rows:
         stream[marks] = -1
         thread[marks] = c["lane"][marks]
         steps = self._steps(texts, pair, ~device)
-        when = np.where(issue >= 0, issue, c["ts"])
         columns = {
             "site": sites,
             "start_ns": c.pop("ts"),
@@ -204,7 +203,7 @@ class _Rows:
         lane = c.pop("lane")
         columns["depth"] = nesting_depth(lane, columns["start_ns"], columns["duration_ns"])
         columns["depth"][stream >= 0] = 0
-        columns["thread"], columns["step"] = thread, step_of(when, *steps)
+        columns["thread"], columns["step"] = thread, self._step(issue, columns["start_ns"], steps)
         out.columns = columns
         annotated = np.array([bool(_ANNOTATION.match(t)) for t in texts], bool)[pair] & ~device
         Communication(self.spans.few, self.names, self.info, self.world, self.sites).fill(
@@ -212,14 +211,6 @@ class _Rows:
         )
         out.sites = list(self.sites)
         self._notes(out, device, host_only=host_only)
-
-    def _pairs(self, name: Array, cat: Array) -> tuple[Array, list[tuple[int, int]]]:
-        """Return the number of each event's (name, category), and what the numbers mean."""
-        key = name.astype(np.int64) << 32 | (cat.astype(np.int64) & 0xFFFFFFFF)
-        found, pair = np.unique(key, return_inverse=True)
-        return pair.astype(np.int32), [
-            (k >> 32, (k & 0xFFFFFFFF) if k & 0x80000000 == 0 else -1) for k in found.tolist()
-        ]
 
     def _streams(self, stream: Array, lane: Array, device: Array) -> Array:
         """Return the stream of device events: as their args tell, else their thread id, else a number of its own."""
@@ -231,7 +222,7 @@ class _Rows:
 
     def _issue(self, correlation: Array, device: Array, c: dict[str, Array]) -> tuple[Array, Array]:
         """Return the host time of each device event's launch and the launch's row, -1 for none."""
-        issue, launch = np.full(len(device), -1, np.int64), np.full(len(device), -1, np.int64)
+        issue, launch = np.full(len(device), -1, np.int64), np.full(len(device), -1, np.int32)
         hosts = np.flatnonzero(~device & (correlation != MISSING))
         kernels = np.flatnonzero(device & (correlation != MISSING) & (correlation != 0))
         at = first_index(correlation[hosts], correlation[kernels])
@@ -267,10 +258,11 @@ class _Rows:
         self, pair: Array, texts: list[str], kinds: list[str], device: Array, backward: Array, *, host_only: bool
     ) -> Array:
         """Return the site of each event."""
-        code = pair.astype(np.int64) * 4 + device * 2 + backward
-        found, number = np.unique(code, return_inverse=True)
-        site = np.empty(len(found), np.int32)
-        for i, value in enumerate(found.tolist()):
+        code = pair * np.int32(4)
+        code[device] += 2
+        code[backward] += 1
+        site = np.full(4 * len(texts), -1, np.int32)
+        for value in np.flatnonzero(np.bincount(code, minlength=len(site))).tolist():
             text, kind = texts[value >> 2], kinds[value >> 2]
             if value & 2:
                 category, op = kernel_kind(text, kind)
@@ -282,8 +274,13 @@ class _Rows:
             if value & 1 and category in (Category.COMPUTE, Category.HOST):
                 phase = Phase.BACKWARD
             row: SiteRow = (str(category), str(op), text, str(phase), -1, "")
-            site[i] = self.sites.setdefault(row, len(self.sites))
-        return site[number].astype(np.int32)
+            site[value] = self.sites.setdefault(row, len(self.sites))
+        found: Array = site[code]
+        return found
+
+    def _step(self, issue: Array, start: Array, steps: tuple[Array, Array, Array]) -> Array:
+        """Return the step of each event: that of its launch, else that of its start."""
+        return step_of(np.where(issue >= 0, issue, start), *steps)
 
     def _steps(self, texts: list[str], pair: Array, host: Array) -> tuple[Array, Array, Array]:
         """Return (step, start, end) of ``ProfilerStep#N``, and make them rows of the step table."""
