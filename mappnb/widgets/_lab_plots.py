@@ -35,6 +35,9 @@ SERIES = (
 )
 """(light, dark) of the schedules in their order; each has a marker of its own too."""
 MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star", "plus")
+PARTS = ("busy", *PHASES, "after")
+"""Of a bar: time in actions, idle time by phase, and what comes after the last action: gradient reductions and the optimizer."""
+_SAID = {"busy": "in actions", **{p: f"idle, {p.replace('_', '-')}" for p in PHASES}, "after": "reductions, optimizer"}
 MOST_CHANGES = 500
 MOST_NAMES = 9
 IDLE = {"warm_up": ("#c9ced4", "#59626c"), "steady": ("#9ba4ae", "#7c8691"), "cool_down": ("#dfe3e7", "#434b54")}
@@ -166,12 +169,13 @@ def _front(model: LabModel, time_scale: float, memory_scale: float) -> dict[str,
 
 
 def _places(step: Array) -> dict[str, Any]:
-    """Return where the text of each point goes: to its right above it, of those in the right half to its left below it."""
+    """Return where the text of each point goes: to its right, in the right half to its left; above and below by turns."""
     late = step > (step.min(initial=np.inf) + step.max(initial=-np.inf)) / 2 if len(step) else np.zeros(0, bool)
+    turn = np.argsort(np.argsort(step, kind="stable"), kind="stable") % 2
     return {
         "align": ["right" if v else "left" for v in late],
-        "dx": np.where(late, -11, 11).astype(np.float32),
-        "dy": np.where(late, 18, -6).astype(np.float32),
+        "dx": np.where(late, -9, 9).astype(np.float32),
+        "dy": np.where(turn, 20, -7).astype(np.float32),
     }
 
 
@@ -190,12 +194,12 @@ def _said(step: Array, peak: Array, names: list[str]) -> list[str]:
 
 
 def _bars(model: LabModel, time_scale: float) -> dict[str, Any]:
-    rows = [o for o in model.outcomes if o.numbers is not None]
-    out: dict[str, Any] = {"name": [o.entry.label for o in rows]}
-    for i, part in enumerate(("busy", *PHASES)):
-        values = [(o.numbers.busy_s if i == 0 else o.numbers.idle_s[i - 1]) * time_scale for o in rows if o.numbers]
-        out[part] = np.array(values, np.float32)
-    return out
+    done = [(o.entry.label, o.numbers) for o in model.outcomes if o.numbers is not None]
+    parts = np.array([[n.busy_s, *n.idle_s, n.step_s - n.actions_s] for _, n in done], np.float32).reshape(
+        -1, len(PARTS)
+    )
+    out: dict[str, Any] = {"name": [label for label, _ in done]}
+    return out | {part: parts[:, i] * np.float32(time_scale) for i, part in enumerate(PARTS)}
 
 
 def _transfer(model: LabModel, time_scale: float) -> dict[str, Any]:
@@ -308,7 +312,7 @@ def _pareto_figure(data: Columns, look: dict[str, str], theme: str, time_unit: s
         x_axis_label=f"step, {time_unit}",
         y_axis_label=f"peak of the fullest rank, {memory_unit}",
     )
-    figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.22
+    figure.x_range.range_padding, figure.y_range.range_padding = 0.22, 0.36
     source = _source(data, "pareto")
     figure.line("x", "y", line_color=look["muted"], line_dash="dotted", line_width=1.5, source=_source(data, "front"))
     colour, text = f"colour_{theme}", {"text_font_size": "11px", "text_color": look["text"], "text_align": "align"}
@@ -348,14 +352,13 @@ def _bars_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str
     figure.x_range.range_padding = 0.03
     figure.ygrid.grid_line_color = None
     dark = theme == "dark"
-    colours = [BREAKDOWN_COLOURS["compute"][dark], *(IDLE[p][dark] for p in PHASES)]
-    parts = ["busy", *PHASES]
+    colours = [colour for _, colour in legend(theme)[: len(PARTS)]]
+    parts = list(PARTS)
     stacks = figure.hbar_stack(
         parts, y="name", height=0.56, color=colours, line_color=look["ground"], source=_source(data, "bars")
     )
     for part, bar in zip(parts, stacks, strict=True):
-        said = "in actions" if part == "busy" else f"idle, {part.replace('_', '-')}"
-        figure.add_tools(_tool([bar], [("", "@name"), (said, f"@{part}{{0.000}} {time_unit}")], name="hover"))
+        figure.add_tools(_tool([bar], [("", "@name"), (_SAID[part], f"@{part}{{0.000}} {time_unit}")], name="hover"))
     under = models.Dodge(value=-0.37, range=figure.y_range)
     path = figure.hbar(
         y={"field": "name", "transform": under},
@@ -375,6 +378,5 @@ def _bars_figure(data: Columns, look: dict[str, str], theme: str, time_unit: str
 def legend(theme: str) -> list[tuple[str, str]]:
     """Return (name, colour) of the parts of the bars."""
     dark = theme == "dark"
-    parts = [("in actions", BREAKDOWN_COLOURS["compute"][dark])]
-    parts += [(f"idle, {p.replace('_', '-')}", IDLE[p][dark]) for p in PHASES]
-    return [*parts, (CLASSES[4][0], CLASSES[4][1 + dark])]
+    of = {"busy": BREAKDOWN_COLOURS["compute"], **IDLE, "after": BREAKDOWN_COLOURS["optimizer"]}
+    return [*((_SAID[p], of[p][dark]) for p in PARTS), (CLASSES[4][0], CLASSES[4][1 + dark])]

@@ -132,9 +132,10 @@ def test_pareto_front(rng):
 
 
 def test_bars_sum_to_the_step():
-    view = ScheduleLab(COSTS, schedules=["1f1b", "zb_v"])
+    view = ScheduleLab(DEEP, schedules=["1f1b", "zb_v"])
     bars = columns(view._model, "1f1b", time_scale=1e3, memory_scale=1.0)["bars"]
-    whole = sum(bars[p] for p in ("busy", *PHASES))
+    whole = sum(bars[p] for p in ("busy", *PHASES, "after"))
+    assert (bars["after"] > 20).all(), "the optimizer takes 20 ms"
     np.testing.assert_allclose(whole, 1e3 * view.results.step_s, rtol=1e-5)
 
 
