@@ -108,6 +108,7 @@ class LabModel:
         self.base, self.settings, self.sizes, self.fixed = base, settings, sizes, tuple(stragglers)
         self.recorded = recorded
         self._builder = Builder()
+        self._whys: dict[str, tuple[tuple[Schedule, bytes, bytes], str]] = {}
         self.replay = self._replay()
         first = (
             [Entry(REPLAY, given=recorded.schedule)] if recorded is not None and recorded.schedule is not None else []
@@ -157,9 +158,18 @@ class LabModel:
                 entry, self.sizes, self.costs, stragglers=stragglers, seed=settings.seed, limit=limit
             )
             numbers = lab_columns(schedule, self.costs, stragglers=stragglers, seed=settings.seed)
-            return Outcome(entry, numbers, too_much(numbers, limit))
+            return Outcome(entry, numbers, self._too_much(entry.label, numbers))
         except (MappnbError, ValueError) as err:
             return Outcome(entry, None, str(err))
+
+    def _too_much(self, label: str, numbers: Numbers) -> str:
+        """Return why it does not fit; looked for once while order, peaks and limit stay the same."""
+        limit = self.settings.memory_limit
+        key = (numbers.schedule, numbers.peak_memory.tobytes(), np.asarray(limit, np.float64).tobytes())
+        known = self._whys.get(label)
+        if known is None or known[0][0] is not key[0] or known[0][1:] != key[1:]:
+            known = self._whys[label] = (key, too_much(numbers, limit))
+        return known[1]
 
     # ------------------------------------------------------------------------------------------------------ looking
     @property
@@ -197,6 +207,7 @@ class LabModel:
     def release(self) -> None:
         """Let go of schedules and numbers."""
         self._builder.clear()
+        self._whys.clear()
         self.outcomes, self.recorded = [], None
 
     def frame(self) -> pd.DataFrame:
