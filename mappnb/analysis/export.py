@@ -28,6 +28,7 @@ from mappnb.terms import Category, Op
 __all__ = ["export", "export_chrome", "export_parquet", "steps_of"]
 
 Array = np.ndarray[Any, Any]
+_IDENTITY = ("incarnation", "rank", "category", "op", "name", "group", "seq", "peer", "start_ns")
 _TRANSFERS = (Category.COLLECTIVE, Category.P2P)
 
 
@@ -251,17 +252,14 @@ def _names(events: xr.Dataset, known: dict[str, str]) -> Array:
 def _flow_ends(events: xr.Dataset, track: Array) -> tuple[Array, ...]:
     """Return what flows need of the transfers of one rank: identity, process, track, start."""
     index = np.flatnonzero(np.isin(events.category.values, _TRANSFERS) & (events.seq.values >= 0))
-    part = events.isel(event=index)
-    process = part.incarnation.values.astype(np.int64) * 1_000_000 + part["rank"].values
-    names = ("incarnation", "rank", "category", "op", "name", "group", "seq", "peer", "start_ns")
-    return (*(part[n].values for n in names), process, track[index])
+    process = events.incarnation.values[index].astype(np.int64) * 1_000_000 + events["rank"].values[index]
+    return (*(events[n].values[index] for n in _IDENTITY), process, track[index])
 
 
 def _calls(flows: list[tuple[Array, ...]]) -> tuple[Array, ...]:
     """Return (call, process, track, start) of all members of all calls."""
-    names = ("incarnation", "rank", "category", "op", "name", "group", "seq", "peer", "start_ns")
-    columns = [np.concatenate([f[i] for f in flows]) if flows else np.empty(0) for i in range(len(names) + 2)]
-    rows = xr.Dataset({n: ("event", c) for n, c in zip(names, columns[:-2], strict=True)})
+    columns = [np.concatenate([f[i] for f in flows]) for i in range(len(_IDENTITY) + 2)]
+    rows = xr.Dataset({n: ("event", c) for n, c in zip(_IDENTITY, columns[:-2], strict=True)})
     return call_ids(rows), columns[-2], columns[-1], columns[-3]
 
 

@@ -38,14 +38,16 @@ def _category(e: dict) -> str:
     return "host" if re.match("Mem(cpy|set)|dma", e["name"]) else "compute"
 
 
-def events_of(traces: dict[int, dict]) -> xr.Dataset:
-    """Times as HTA takes them: µs, rounded inwards where the file has fractions."""
+def events_of(traces: dict[int, dict], *, device_only: bool = False) -> xr.Dataset:
+    """Times as HTA takes them: µs, rounded inwards where the file has fractions. Of host spans only the steps, if ``device_only``."""
     parts = []
     for rank, trace in traces.items():
         spans = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e.get("cat") != "Trace"]
         steps = sorted((e["ts"], int(e["name"].split("#")[1])) for e in spans if e["name"].startswith("ProfilerStep#"))
         on_host = [e for e in spans if "correlation" in e.get("args", {}) and "stream" not in e["args"]]
         launched = {e["args"]["correlation"]: e["ts"] for e in on_host}
+        if device_only:
+            spans = [e for e in spans if "stream" in e.get("args", {}) or e["name"].startswith("ProfilerStep#")]
         data = empty(EVENTS, {"event": len(spans)})
         data["incarnation"][:], data["rank"][:], data["flags"][:] = 0, rank, 0
         data["phase"][:] = "none"

@@ -21,7 +21,7 @@ def us(parts: xr.Dataset, name: str) -> list[int]:
 
 @needs_data
 def test_dlrm_of_eight_ranks():
-    parts = analysis.hta_breakdown(events_of(load_dlrm()))
+    parts = analysis.hta_breakdown(events_of(load_dlrm(), device_only=True))
     assert parts["rank"].values.tolist() == list(range(8))
     assert us(parts, "idle_ns") == [6419, 6428, 7046, 8145, 8887, 9121, 7051, 8308]
     assert us(parts, "compute_ns") == [1034, 1246, 1068, 1240, 1126, 1041, 1051, 1059]
@@ -44,7 +44,7 @@ def test_dlrm_of_eight_ranks():
     ],
 )
 def test_single_ranks(path, idle, compute, other, overlap):
-    parts = analysis.hta_breakdown(events_of({0: load(DATA / "hta" / path)}))
+    parts = analysis.hta_breakdown(events_of({0: load(DATA / "hta" / path)}, device_only=True))
     assert (us(parts, "idle_ns"), us(parts, "compute_ns"), us(parts, "non_compute_ns")) == ([idle], [compute], [other])
     assert int(parts.span_ns[0]) // 1000 == idle + compute + other
     if overlap is not None:
