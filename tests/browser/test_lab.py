@@ -204,10 +204,10 @@ def test_notebooks_open_in_jupyterlab(browser, tmp_path, width):
     shutil.copytree(source, where)
     (tmp_path / "home").mkdir()
     with lab.server(where, home=tmp_path / "home") as address:
-        for name in ("00_quickstart.ipynb", "10_timeline.ipynb"):
-            page = opened(browser, address, name, width=width)
+        for name, view in (("00_quickstart", VIEW), ("10_timeline", VIEW), ("30_schedules", ".mappnb-lab")):
+            page = opened(browser, address, f"{name}.ipynb", width=width)
             page.run_all(timeout_s=180)
-            page.page.wait_for_selector(VIEW, timeout=60_000)
+            page.page.wait_for_selector(view, timeout=60_000)
             for theme in ("JupyterLab Light", "JupyterLab Dark"):
                 page.theme(theme)
                 page.page.wait_for_timeout(1500)
