@@ -235,9 +235,10 @@ class _Builder:
         if len(sends) != 1 or len(receives) != 1:
             return
         waits = [e for e in events if wait[e] and not sending[e]]
+        held = tuple(e for e in events if sending[e] and e in self.leave)
         ends = waits or receives  # who gets the message: the wait for it, or the receive itself
         group, rank, peer, seq = (int(v[sends[0]]) for v in self.pairs)
-        self.links.setdefault((group, rank, peer), []).append(_Message(seq, sends[0], receives[0], ends[0]))
+        self.links.setdefault((group, rank, peer), []).append(_Message(seq, sends[0], receives[0], ends[0], held))
 
     def _link(self, messages: list[_Message]) -> None:
         """Add the messages of a link, one behind the other. Who came last is told by the shortest time that one has taken."""
@@ -262,8 +263,8 @@ class _Builder:
                 self.nodes.edge(wire, self.leave[m.ends])
             else:
                 self._consumed(m.receive, wire)
-            if m.send in self.leave:
-                self._held(m, wire, there, end, late=late)
+            for event in m.held:
+                self._held(event, m, wire, end, late=late)
 
     def _consumed(self, receive: int, wire: int) -> None:
         """Tell what a receive beside the work is for: the next compute of its rank, stage and microbatch."""
@@ -275,13 +276,13 @@ class _Builder:
     def _place(self, event: int) -> tuple[int, ...]:
         return tuple(int(v[event]) for v in self.places)
 
-    def _held(self, m: _Message, wire: int, there: int, end: int, *, late: bool) -> None:
-        """Let a send hold its rank until the receiver has come, or until the message is there, if it did."""
-        until = int(self.end[m.send])
-        if late and until > there > int(self.start[m.send]):
-            self.nodes.edge(self.arrive[m.ends], self.leave[m.send])
+    def _held(self, event: int, m: _Message, wire: int, end: int, *, late: bool) -> None:
+        """Let a send, or the wait for one, hold its rank until the receiver has come, or until the message is there, if it did."""
+        until, posted = int(self.end[event]), int(self.start[m.receive])
+        if late and until > posted > int(self.start[event]):
+            self.nodes.edge(self.arrive[m.receive], self.leave[event])
         elif not late and until >= end - _NEAR_NS:
-            self.nodes.edge(wire, self.leave[m.send])
+            self.nodes.edge(wire, self.leave[event])
 
     # --------------------------------------------------------------------------------------------- what else waits
     def _launches(self) -> None:
@@ -351,9 +352,10 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A transfer between two ranks: events of the send, of the receive, and of what ended when it was there."""
+    """A transfer between two ranks: events of the send, of the receive, of what ended when it was there, of what the send held up."""
 
     seq: int
     send: int
     receive: int
     ends: int
+    held: tuple[int, ...]

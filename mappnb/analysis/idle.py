@@ -128,9 +128,12 @@ def _pieces(events: xr.Dataset) -> pd.DataFrame:
             )
         )
     out = pd.concat(parts, ignore_index=True)
-    for name in ("rank", "step", "op"):
+    for name in ("rank", "step"):
         out[name] = events[name].values[out["span"].to_numpy()]
-    return out
+    op = np.where(
+        category == Category.WAIT, events.name.values, events.op.values
+    )  # a wait is named by what it waits for
+    return out.assign(op=op[out["span"].to_numpy()])
 
 
 def _reasons(events: xr.Dataset, span: Array) -> Array:

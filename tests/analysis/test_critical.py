@@ -184,3 +184,18 @@ def test_a_slow_link_is_on_the_path(tmp_path):
 def test_a_step_without_events(make):
     with pytest.raises(MappnbError, match="step 77 has no events"):
         analysis.critical_path(make(), step=77)
+
+
+def test_a_wait_for_a_send_is_held_by_a_late_receiver():
+    pair = dict(category="p2p", group=2, bytes=8, seq=0)
+    rows = [
+        dict(name="F", at=(0, 50)),
+        dict(name="send", op="send", peer=1, at=(50, 100), flags=int(Flag.ASYNC), **pair),
+        dict(name="send", op="wait", category="wait", group=2, seq=0, peer=1, at=(51, 100)),
+        dict(name="G", at=(100, 200)),
+        dict(name="H", at=(0, 95), rank=1),
+        dict(name="recv", op="recv", peer=0, at=(95, 100), rank=1, **pair),
+    ]
+    path = analysis.critical_path(events(rows), step=0)
+    assert steps_of(path) == [(1, "H", 95, 0), (0, "send", 5, 0), (0, "G", 100, 0)]
+    assert path.category.tolist() == ["compute", "wait", "compute"]
