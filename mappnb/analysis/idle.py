@@ -12,6 +12,7 @@ import xarray as xr
 from mappnb.analysis._identity import call_ids, is_point_to_point
 from mappnb.analysis._input import events_of, issue_only
 from mappnb.analysis._intervals import innermost_segments
+from mappnb.datasets import groups_of
 from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.terms import Category, Flag, Op, Phase
@@ -21,6 +22,7 @@ __all__ = ["idle_blocks"]
 Array = np.ndarray[Any, Any]
 _BACKWARD = (Phase.BACKWARD, Phase.BACKWARD_INPUT, Phase.BACKWARD_WEIGHT)
 _MOVING = (Category.COLLECTIVE, Category.P2P, Category.WAIT)
+_NEVER = 2**62
 _COLUMNS = [
     "step",
     "rank",
@@ -40,6 +42,7 @@ _TEXT = {
     "wait_p2p": "waits for rank {peer} to {other}",
     "wait_collective": "waits in {op} for rank {peer}, the last to come",
     "wait_self": "waits in {op}, to which it came last itself",
+    "wait_absent": "waits in {op} for rank {peer}, which has not come",
     "transfer": "{op} is in transfer",
     "data": "waits for the next batch",
     "checkpoint": "saves or loads a checkpoint",
@@ -48,7 +51,7 @@ _TEXT = {
     "host": "host work or launch gap",
     "gap": "in no recorded span",
     "not_begun": "has not begun the step",
-    "finished": "has finished; the step goes on elsewhere",
+    "finished": "has no more events in the step, which goes on elsewhere",
 }
 
 
@@ -75,6 +78,7 @@ def idle_blocks(
         ``reason_s`` that it fills, s; ``peer``, the rank that was waited for, or -1; ``op``; ``root`` and ``root_reason``, the rank
         at the end of the chain of waits, and what it did most of the block; ``phase``: warm_up (before the rank's first
         backward), cool_down (after its last forward), steady, or empty; ``explanation`` in words. Reasons: wait_p2p, wait_collective,
+        wait_self (a wait for a call to which the rank came last itself), wait_absent (a call that never ended, for want of ``peer``),
         transfer, data, checkpoint, evaluation, gc, host, gap, not_begun, finished; of a root also busy.
 
     Notes
@@ -115,7 +119,9 @@ def _pieces(events: xr.Dataset) -> pd.DataFrame:
     wait = moving & (came > left)
     pair = is_point_to_point(events)[span]
     own = who == events["rank"].values[span]
-    kinds = np.where(own, "wait_self", np.where(pair, "wait_p2p", "wait_collective"))
+    kinds = np.where(
+        came >= _NEVER, "wait_absent", np.where(own, "wait_self", np.where(pair, "wait_p2p", "wait_collective"))
+    )
     parts = []
     for mask, kind, a, b, other in (
         (~moving, reason, left, right, peer),
@@ -166,7 +172,20 @@ def _last(events: xr.Dataset) -> _Last:
     first[call[order[last]]], rank[call[order[last]]] = start[order[last]], who[order[last]]
     mine = (call >= 0) & (first[call] > -(2**62)) if len(first) else np.zeros(len(call), bool)
     came[mine], who[mine] = first[call[mine]], rank[call[mine]]
+    for i in np.flatnonzero(mine & ((events.flags.values & Flag.OPEN) != 0)).tolist():
+        absent = _absent(events, i, set(events["rank"].values[members[call[members] == call[i]]].tolist()))
+        if absent >= 0:
+            came[i], who[i] = _NEVER, absent
     return _Last(came, who)
+
+
+def _absent(events: xr.Dataset, event: int, seen: set[int]) -> int:
+    """Return the first rank that an open call lacks, -1 for none."""
+    peer = int(events.peer.values[event])
+    if events.category.values[event] == Category.P2P:
+        return peer if peer not in seen else -1
+    wanted = groups_of(events).get(int(events.group.values[event]), {}).get("ranks", [])
+    return min((int(r) for r in wanted if int(r) not in seen), default=-1)
 
 
 def _blocks(events: xr.Dataset, busy: pd.DataFrame) -> pd.DataFrame:
@@ -223,7 +242,7 @@ def _root(
     """Return the rank at the end of the chain of waits, and what it did most of the time."""
     reason, peer = first
     seen = {rank}
-    while reason in ("wait_p2p", "wait_collective") and peer not in seen and (step, peer) in found:
+    while reason in ("wait_p2p", "wait_collective", "wait_absent") and peer not in seen and (step, peer) in found:
         rank = peer
         seen.add(rank)
         reason, peer, _, _ = _reason(left, right, found[step, rank])

@@ -10,7 +10,7 @@ import mappnb
 from mappnb import Layout, analysis
 from mappnb.errors import MappnbError
 from mappnb.schema import EVENTS, empty
-from mappnb.testing import CheckpointStall, HostGaps, SlowRank, generate_run
+from mappnb.testing import CheckpointStall, Hang, HostGaps, SlowRank, generate_run
 
 
 def events(rows: list[dict]) -> xr.Dataset:
@@ -118,6 +118,13 @@ def test_a_checkpoint_that_stalls(generated):
     own = analysis.idle_blocks(run, step=1, rank=3, top=1)
     assert own.reason.tolist() == ["checkpoint"] and float(own.reason_s[0]) > 1
     assert (analysis.idle_blocks(run, step=1, top=5).reason.isin(["finished", "checkpoint"])).all()
+
+
+def test_a_call_that_never_ends_names_who_has_not_come(generated):
+    table = analysis.idle_blocks(generated(Hang(rank=3, first_step=1)), step=1, top=16)
+    stuck = table[table.reason == "wait_absent"]
+    assert len(stuck) >= 8 and 3 in stuck.peer.tolist() and "which has not come" in stuck.explanation.iloc[0]
+    assert stuck.root.mode().tolist() == [3]
 
 
 def test_device_ranks_are_idle_when_the_device_is():
