@@ -45,6 +45,8 @@ class Communication:
         self.backend = str(info.get("backend", "nccl"))
         self.groups: dict[tuple[str, str, str], int] = {}
         self.facts: dict[str, Any] = {}
+        self.calls = np.zeros(0, np.int64)
+        self.values: dict[str, Array] = {}
         self.assumed = 0
 
     def fill(self, out: RankRows, device: Array, annotated: Array, lane: Array, launch: Array) -> None:
@@ -62,36 +64,39 @@ class Communication:
         rows = list(self.sites)
         moves = np.array([s[0] in (Category.COLLECTIVE, Category.P2P) for s in rows], bool)
         calls = np.flatnonzero(moves[out.columns["site"]])
-        self._copies(out)
-        if not len(calls):
+        self.calls, n = calls, len(calls)
+        self.values = {name: np.full(n, -1, np.int64) for name in ("group", "seq", "peer", "bytes")}
+        self._bytes(out)
+        if not n:
             return
-        n = len(device)
-        for name in ("group", "seq", "peer"):
-            out.columns[name] = np.full(n, -1, np.int32 if name == "peer" else np.int64)
-        out.columns.setdefault("bytes", np.full(n, -1, np.int64))
         around = self._around(out, calls, annotated, lane, launch)
         told = np.full(n, -1, np.int64)
         at = np.searchsorted(self.few.row, calls)
         has = np.zeros(len(calls), bool)
         if len(self.few.row):
             has = self.few.row[np.minimum(at, len(self.few.row) - 1)] == calls
-        for call, j, known, annotation in zip(calls.tolist(), at.tolist(), has.tolist(), around, strict=True):
+        for i, (j, known, annotation) in enumerate(zip(at.tolist(), has.tolist(), around, strict=True)):
             args = self._args(j) if known else {}
-            self._one(out, call, args, rows[out.columns["site"][call]], annotation)
-            told[call] = args.get("Seq", -1)
-        self._number(out, calls, told)
+            self._one(out, i, args, rows[out.columns["site"][calls[i]]], annotation)
+            told[i] = args.get("Seq", -1)
+        self._number(out, told)
+        out.few |= {name: (calls, self.values[name]) for name in ("group", "seq", "peer")}
+        self._bytes(out)
         out.facts["groups"] = self.facts
         if self.assumed:
             out.notes.append(
                 f"collectives that name no process group ({self.assumed} on a rank) are taken as calls of all {self.world} ranks"
             )
 
-    def _copies(self, out: RankRows) -> None:
+    def _bytes(self, out: RankRows) -> None:
+        """Put down the bytes of copies, as their args tell, and of calls."""
         sizes = self.few.columns.get("bytes", np.zeros(0, np.int64))
         told = np.flatnonzero(sizes != MISSING)
-        if len(told):
-            out.columns["bytes"] = np.full(len(out.columns["site"]), -1, np.int64)
-            out.columns["bytes"][self.few.row[told]] = sizes[told]
+        rows = np.concatenate([self.few.row[told], self.calls])
+        values = np.concatenate([sizes[told], self.values["bytes"]])
+        good = values >= 0
+        rows, last = np.unique(rows[good][::-1], return_index=True)  # what a call tells counts more
+        out.few["bytes"] = (rows, values[good][::-1][last])
 
     def _args(self, j: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
@@ -118,7 +123,7 @@ class Communication:
             found[here[inside]] = mine[at[inside]]
         return [int(x) for x in found]
 
-    def _one(self, out: RankRows, row: int, args: dict[str, Any], site: SiteRow, annotation: int) -> None:
+    def _one(self, out: RankRows, i: int, args: dict[str, Any], site: SiteRow, annotation: int) -> None:
         category, op, name, phase, layer, _ = site
         told = collective_op(str(args.get("Collective name", "")))
         if not told and not op and annotation >= 0:
@@ -127,18 +132,18 @@ class Communication:
         category = str(Category.P2P if op in P2P_OPS or op == "send_recv" else Category.COLLECTIVE)
         dtype, size = plain_dtype(str(args["dtype"])) if "dtype" in args else ("", 0)
         new = (category, op, name, phase, layer, dtype)
-        out.columns["site"][row] = self.sites.setdefault(new, len(self.sites))
+        out.columns["site"][self.calls[i]] = self.sites.setdefault(new, len(self.sites))
         elements = max(args.get("In msg nelems", 0), args.get("Out msg nelems", 0) if op == Op.RECV else 0)
         if size and 0 < elements < 1 << 50:
-            out.columns["bytes"][row] = elements * size
+            self.values["bytes"][i] = elements * size
         ranks, group = self._group(args, category == Category.COLLECTIVE)
-        out.columns["group"][row] = group
+        self.values["group"][i] = group
         if category == Category.P2P:
             other = args.get("Dst Rank" if op == Op.SEND else "Src Rank", -1)
-            out.columns["peer"][row] = other if 0 <= other < max(self.world, 1) else -1
+            self.values["peer"][i] = other if 0 <= other < max(self.world, 1) else -1
         elif op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER):
             root = args.get("Src Rank", -1)
-            out.columns["peer"][row] = root if root in ranks else -1
+            self.values["peer"][i] = root if root in ranks else -1
 
     def _group(self, args: dict[str, Any], collective: bool) -> tuple[tuple[int, ...], int]:
         name, text = str(args.get("Process Group Name", "")), str(args.get("Process Group Ranks", ""))
@@ -170,23 +175,22 @@ class Communication:
                 return members
         return tuple(range(self.world)) if size == self.world else ()
 
-    def _number(self, out: RankRows, calls: Array, told: Array) -> None:
-        """Give calls their numbers: by their own numbers where all of a group have one, else in the order of issue."""
-        issue, start = out.columns["issue_ns"][calls], out.columns["start_ns"][calls]
-        calls = calls[np.argsort(np.where(issue >= 0, issue, start), kind="stable")]
+    def _number(self, out: RankRows, told: Array) -> None:
+        """Give calls their numbers: their own where all of a group have one, else in the order of issue."""
+        issue, start = out.columns["issue_ns"][self.calls], out.columns["start_ns"][self.calls]
         rows = list(self.sites)
         queues: dict[tuple[int, ...], list[int]] = {}
-        for call in calls.tolist():
-            group, peer = int(out.columns["group"][call]), int(out.columns["peer"][call])
-            op = rows[out.columns["site"][call]][1]
+        for i in np.argsort(np.where(issue >= 0, issue, start), kind="stable").tolist():
+            group, peer = int(self.values["group"][i]), int(self.values["peer"][i])
+            op = rows[out.columns["site"][self.calls[i]]][1]
             if group < 0 or (op in P2P_OPS and peer < 0) or op == "send_recv":
                 continue
             pair = ((out.rank, peer) if op == Op.SEND else (peer, out.rank)) if op in P2P_OPS else ()
-            queues.setdefault((group, *pair), []).append(call)
+            queues.setdefault((group, *pair), []).append(i)
         for key, queue in queues.items():
             own = told[queue]
             usable = len(key) == 1 and (own >= 0).all() and len(np.unique(own)) == len(own)
-            out.columns["seq"][queue] = own if usable else np.arange(len(queue))
+            self.values["seq"][queue] = own if usable else np.arange(len(queue))
 
 
 def _listed(given: object) -> tuple[int, ...]:

@@ -45,6 +45,8 @@ class RankRows:
     columns : dict of str to array
         Columns of the events table (``mappnb.table_specs.TABLES["events"]``), dims (event,); ``site``, ``start_ns`` and
         ``duration_ns`` are needed, others are "not applicable" where left out. In any order of time.
+    few : dict of str to (array of int, array)
+        Further columns of which only few events have a value: rows in rising order, and their values.
     tables : dict of str to columns
         Rows of other tables: ``steps``, ``telemetry``, ``metrics``; missing columns likewise.
     facts : dict
@@ -65,6 +67,7 @@ class RankRows:
     sources: list[str]
     sites: list[SiteRow] = field(default_factory=list)
     columns: Columns = field(default_factory=dict)
+    few: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     tables: dict[str, Columns] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     wall_offset_ns: int = 0

@@ -18,9 +18,10 @@ def nesting_depth(lane: Array, start: Array, duration: Array) -> Array:
     Of events that begin together the longer is outside. Events of no length count as 1 ns long.
     """
     depth = np.zeros(len(start), np.int16)
-    order = np.lexsort((-duration, start, lane))
+    order = np.argsort(lane, kind="stable").astype(np.int32 if len(lane) < 1 << 31 else np.int64)
     cuts = np.flatnonzero(np.diff(lane[order])) + 1
     for part in np.split(order, cuts) if len(order) else ():
+        part = part[np.lexsort((-duration[part], start[part]))]  # noqa: PLW2901 (in order of time)
         begin = start[part]
         end = np.sort(begin + np.maximum(duration[part], 1))
         is_open = np.arange(len(part)) - np.searchsorted(end, begin, "right")

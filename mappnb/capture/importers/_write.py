@@ -24,7 +24,7 @@ from mappnb.terms import Flag
 
 __all__ = ["ImportReport", "new_run", "write_ranks"]
 
-SEGMENT_ROWS = 1 << 16
+SEGMENT_ROWS = 1 << 15
 LEAD_NS = 10**9
 """The run clock starts this much before the first event, so that no time is negative."""
 
@@ -185,13 +185,26 @@ def _write_rank(run: RunWriter, rank: RankRows, imported: Imported, format_name:
         now_ns = int((columns["start_ns"] + columns["duration_ns"]).max())
         for at in range(0, len(order), SEGMENT_ROWS):
             some = order[at : at + SEGMENT_ROWS]
-            table.append(_whole("events", {k: v[some] for k, v in columns.items()}), meta={"now_ns": now_ns})
+            part = {k: v[some] for k, v in columns.items()} | {k: _spread(some, *v) for k, v in rank.few.items()}
+            table.append(_whole("events", part), meta={"now_ns": now_ns})
         del order
     for name, values in rank.tables.items():
         if len(next(iter(values.values()), ())):
             run.table(name, max_age_s=1e9).append(_whole(name, values))
     run.write_rank(_facts(run, rank, imported, format_name))
     run.close()
+
+
+def _spread(
+    wanted: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], values: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Return the values of the wanted rows, -1 for those that have none."""
+    out = np.full(len(wanted), -1, np.int64)
+    if len(rows):
+        at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+        hit = rows[at] == wanted
+        out[hit] = values[at[hit]]
+    return out
 
 
 def _whole(table: str, given: Columns) -> Columns:

@@ -210,7 +210,7 @@ class _Rows:
             out, device, annotated, lane, launch
         )
         out.sites = list(self.sites)
-        self._notes(out, device, host_only=host_only)
+        self._notes(out, host_only=host_only)
 
     def _streams(self, stream: Array, lane: Array, device: Array) -> Array:
         """Return the stream of device events: as their args tell, else their thread id, else a number of its own."""
@@ -295,10 +295,9 @@ class _Rows:
             self.out.tables["steps"] = {"step": step.astype(np.int32), "start_ns": start[first], "end_ns": end[first]}
         return step, start[first], end[first]
 
-    def _notes(self, out: RankRows, device: Array, *, host_only: bool) -> None:
+    def _notes(self, out: RankRows, *, host_only: bool) -> None:
         if host_only:
             out.notes.append(f"{out.sources[0]}: no device events; its CPU operators count as compute")
-        out.columns["flags"] = np.zeros(len(device), np.uint16)
         labels = {}
         for lane in np.unique(out.columns["thread"][out.columns["thread"] >= 0]).tolist():
             pid, tid = self.spans.lanes.pairs[lane]
