@@ -11,6 +11,7 @@ from mappnb.analysis.export import export, export_chrome, export_parquet
 from mappnb.analysis.hta import hta_breakdown
 from mappnb.analysis.idle import idle_blocks
 from mappnb.analysis.links import link_suspects, links
+from mappnb.analysis.match_report import match_report
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
 
@@ -33,6 +34,7 @@ __all__ = [
     "link_suspects",
     "links",
     "match",
+    "match_report",
     "op_statistics",
     "ping_pong",
     "step_statistics",

@@ -16,6 +16,7 @@ Array = np.ndarray[Any, Any]
 SLICES = 8
 MAX_HOPS = 200
 _UNKNOWN = 1e18
+_FAR = 1e14
 
 
 @dataclass(slots=True)
@@ -37,52 +38,50 @@ class Feasible:
     time: Array
     half: float
 
-    def at(self, clock: int, time: float, since: float, until: float) -> tuple[float, float]:
-        """Return the bounds at a time for a deviation that is a line between ``since`` and ``until`` (no change of the clock there).
+    def at(self, clocks: Array, time: float, since: float, until: float) -> tuple[Array, Array]:
+        """Return the bounds of clocks at a time, for deviations that are lines between ``since`` and ``until`` (no step there).
 
         Notes
         -----
         Two-dimensional linear programming over (offset, slope) by its dual: every bound is one constraint, or two joined by a line.
         """
         inside = (self.time - self.half >= since) & (self.time + self.half <= until)
-        inside &= self.low[clock] <= self.high[clock]
-        x, low, high = self.time[inside] - time, self.low[clock][inside], self.high[clock][inside]
-        near = np.abs(x) <= self.half
-        if len(x) < 3:
-            widest = float(high.min(initial=np.inf)), float(low.max(initial=-np.inf))
-            return (widest[1], widest[0]) if near.any() and widest[1] <= widest[0] else (-np.inf, np.inf)
-        slope = _steepest(x, low, high, self.half)
-        if not np.isfinite(slope):
-            return -np.inf, np.inf
-        low, high = low - slope * self.half, high + slope * self.half
-        return -_largest(x, -high, -low), _largest(x, low, high)
+        x = self.time[inside] - time
+        low, high = (np.clip(v[clocks][:, inside], -_UNKNOWN, _UNKNOWN) for v in (self.low, self.high))
+        usable = low <= high
+        low, high = np.where(usable, low, -_UNKNOWN), np.where(usable, high, _UNKNOWN)
+        near = np.abs(x) <= self.half  # too little for a slope: what holds at the time itself
+        found = [low[:, near].max(axis=1, initial=-_UNKNOWN), high[:, near].min(axis=1, initial=_UNKNOWN)]
+        if len(x) > 2:
+            slope = np.minimum(_steepest(x, low, high, self.half), 1.0)[:, None] * self.half
+            lines = (-_largest(x, -high - slope, slope - low), _largest(x, low - slope, high + slope))
+            enough = usable.sum(axis=1) > 2
+            found = [np.where(enough, line, one) for line, one in zip(lines, found, strict=True)]
+        return np.where(found[0] < -_FAR, -np.inf, found[0]), np.where(found[1] > _FAR, np.inf, found[1])
 
 
-def _steepest(x: Array, low: Array, high: Array, half: float) -> float:
-    """Return the largest size of a slope that lies between all bounds."""
+def _steepest(x: Array, low: Array, high: Array, half: float) -> Array:
+    """Return the largest size of a slope that lies between all bounds, shape (clock,)."""
     dx = x[None, :] - x[:, None]
-    apart = dx > 2.5 * half
-    run = np.where(apart, dx - 2 * half, 1.0)
-    up = np.where(apart, (high[None, :] - low[:, None]) / run, np.inf).min(initial=np.inf)
-    down = np.where(apart, (high[:, None] - low[None, :]) / run, np.inf).min(initial=np.inf)
-    return float(max(up, down, 0.0))
+    one, other = np.nonzero(dx > 2.5 * half)
+    run = dx[one, other] - 2 * half
+    up = ((high[:, other] - low[:, one]) / run).min(axis=1, initial=np.inf)
+    down = ((high[:, one] - low[:, other]) / run).min(axis=1, initial=np.inf)
+    return np.asarray(np.maximum(np.maximum(up, down), 0.0))
 
 
-def _largest(x: Array, low: Array, high: Array) -> float:
-    """Return the largest value at 0 of a line that lies between bounds at ``x``."""
-    best = float(high[x == 0].min(initial=np.inf))
-    left, right = np.flatnonzero(x < 0), np.flatnonzero(x > 0)
-    if len(left) and len(right):  # two upper bounds on both sides
-        a, b = x[left][:, None], x[right][None, :]
-        best = min(best, float(((b * high[left][:, None] - a * high[right][None, :]) / (b - a)).min()))
-    for side in (left, right):  # an upper bound, and a lower one beyond it
-        near, far = np.abs(x[side])[:, None], np.abs(x[side])[None, :]
-        beyond = far > near
-        value = high[side][:, None] + (high[side][:, None] - low[side][None, :]) * near / np.where(
-            beyond, far - near, 1
-        )
-        best = min(best, float(value[beyond].min(initial=np.inf)))
-    return best
+def _largest(x: Array, low: Array, high: Array) -> Array:
+    """Return the largest value at 0 of a line that lies between bounds at ``x``, shape (clock,)."""
+    best = high[:, x == 0].min(axis=1, initial=np.inf)
+    left, right = np.meshgrid(np.flatnonzero(x < 0), np.flatnonzero(x > 0))  # two upper bounds on both sides
+    a, b = x[left.ravel()], x[right.ravel()]
+    across = (b * high[:, left.ravel()] - a * high[:, right.ravel()]) / (b - a)
+    near, far = np.nonzero((x[:, None] * x[None, :] > 0) & (np.abs(x)[None, :] > np.abs(x)[:, None]))
+    share = np.abs(x[near]) / (np.abs(x[far]) - np.abs(x[near]))  # an upper bound, and a lower one beyond it
+    beyond = high[:, near] + (high[:, near] - low[:, far]) * share
+    for bounds in (across, beyond):
+        best = np.minimum(best, bounds.min(axis=1, initial=np.inf))
+    return np.asarray(best)
 
 
 def feasible(obs: Observations, model: Model, reference: int) -> Feasible:

@@ -20,14 +20,17 @@ from mappnb.analysis._align_solve import (
     group_median,
     huber_factor,
 )
-from mappnb.analysis._align_steps import find_knots, place_knot
+from mappnb.analysis._align_steps import MAX_BEND, find_knots, place_knot
 from mappnb.errors import MappnbError
 
 __all__ = ["Fit", "fit_clocks"]
 
 Array = np.ndarray[Any, Any]
 DRAWS = 40
-MAX_ROUNDS = 8
+MAX_ROUNDS = 10
+MAX_MOVES = 2
+PASSES = 3
+NEAR = 0.06
 COVERAGE = 2.3
 """Half widths per standard deviation: Student's 97.5 % quantile of about 10 degrees of freedom; blocks are few and tails are long."""
 TIMES = 9
@@ -164,18 +167,26 @@ def _fit(
     obs: Observations, blocks: list[Block], model: Model, part: Array, extra: list[Block]
 ) -> tuple[Model, Rows, System, Array, Array]:
     everything = [*_between_clocks(obs, blocks), *extra]
-    for _ in range(4):
+    for _ in range(PASSES):
         rows = block_rows(everything, obs.clock, model)
         model, system, rest, sigma = fit(rows, obs.clock, part, model)
+    straight: set[int] = set()
+    moves = 0
     for _ in range(MAX_ROUNDS):
-        knots = find_knots(rows, obs.clock, model, rest, sigma)
-        knots = [k for k in knots if not _known(model, k)]
+        knots = find_knots(rows, obs.clock, model, rest, sigma, straight)
+        again = [k for k in model.knots if any(_same(model, k, n) for n in knots)] if moves < MAX_MOVES else []
+        knots = [k for k in knots if not any(_same(model, n, k) for n in model.knots)] + again
         if not knots:
             break
+        moves += bool(again)  # a step that is still seen was not placed where it is
+        model = replace(model, knots=[k for k in model.knots if k not in again])
         placed = [place_knot(k, blocks, obs.clock, model) for k in knots]
         model = replace(model, knots=[*model.knots, *placed])
         for _ in range(2):
-            model, system, rest, sigma = fit(rows, obs.clock, part, model)
+            model, *_ = fit(rows, obs.clock, part, model)
+            wild = {k.clock for k in model.knots if k.kink and abs(k.value) > MAX_BEND * model.half}
+            straight |= wild
+            model = replace(model, knots=[k for k in model.knots if not (k.kink and k.clock in wild)])
             rows = block_rows(everything, obs.clock, model)
         model, system, rest, sigma = fit(rows, obs.clock, part, model)
     return model, rows, system, rest, sigma
@@ -209,9 +220,9 @@ def _placed(obs: Observations, blocks: list[Block], model: Model) -> Model:
     return replace(model, knots=knots)
 
 
-def _known(model: Model, knot: Knot) -> bool:
-    near = 2 * model.half / 96
-    return any(k.clock == knot.clock and k.kink == knot.kink and abs(k.at - knot.at) < near for k in model.knots)
+def _same(model: Model, one: Knot, other: Knot) -> bool:
+    near = NEAR * model.half
+    return one.clock == other.clock and one.kink == other.kink and abs(one.at - other.at) < near
 
 
 def _gauge(model: Model, reference: int) -> Model:
@@ -261,9 +272,8 @@ def _residuals(obs: Observations, blocks: list[Block], model: Model) -> tuple[Ar
         kind = np.broadcast_to(b.kind[:, None], b.rank.shape)
         size = np.abs(rest)
         middle = 1.4826 * median(size, 1)[:, 0]
-        tame = np.minimum(
-            size, 4 * np.nanmedian(middle, axis=1)[:, None, None] + 1
-        )  # the median alone is blind to rounded times
+        cap = 4 * np.maximum(median(middle, 1), middle)[:, None, :] + 1
+        tame = np.minimum(size, cap)  # the median alone is blind to rounded times
         known = np.isfinite(size)
         mean = 1.2533 * np.where(known, tame, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
         parts.append((b.rank.ravel(), kind.ravel(), middle.ravel(), mean.ravel()))
@@ -305,18 +315,19 @@ def _join_parts(obs: Observations, model: Model, part: Array, reference: int) ->
 
 def _inside(model: Model, space: Feasible, reference: int) -> tuple[Model, Array, Array]:
     """Return the model moved inside its hard bounds, and the bounds of what it may still be off by in the middle, ns."""
-    num = len(model.coef)
-    low, high = np.full(num, -np.inf), np.full(num, np.inf)
-    coef = model.coef.copy()
-    for k in range(num):
+    windows: dict[tuple[float, float], list[int]] = {}
+    for k in range(len(model.coef)):
         at = [n.at for n in model.knots if n.clock in (k, reference)]
         since = max([a for a in at if a <= model.mid], default=-np.inf)
-        until = min([a for a in at if a > model.mid], default=np.inf)
-        lo, hi = space.at(k, model.mid, since, until)
-        if lo > hi:  # no line obeys all: noise in the times, or a wrong match; violations tell
-            continue
-        move = min(max(0.0, lo), hi)
-        coef[k, 0] += move
-        low[k], high[k] = lo - move, hi - move
+        windows.setdefault((since, min([a for a in at if a > model.mid], default=np.inf)), []).append(k)
+    low, high = np.full(len(model.coef), -np.inf), np.full(len(model.coef), np.inf)
+    coef = model.coef.copy()
+    for (since, until), clocks in windows.items():
+        mine = np.array(clocks)
+        lo, hi = space.at(mine, model.mid, since, until)
+        mine, lo, hi = (v[lo <= hi] for v in (mine, lo, hi))  # else noise, or a wrong match; violations tell
+        move = np.minimum(np.maximum(0.0, lo), hi)
+        coef[mine, 0] += move
+        low[mine], high[mine] = lo - move, hi - move
     low[reference] = high[reference] = 0.0
     return replace(model, coef=coef), low, high

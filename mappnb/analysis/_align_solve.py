@@ -10,7 +10,17 @@ import pandas as pd
 
 from mappnb.analysis._align_grid import Knot, Model, Rows
 
-__all__ = ["System", "autocorrelation_factor", "basis_of", "draws", "fit", "group_median", "huber_factor", "row_sigma"]
+__all__ = [
+    "System",
+    "autocorrelation_factor",
+    "basis_of",
+    "draws",
+    "fit",
+    "group_median",
+    "group_quantiles",
+    "huber_factor",
+    "row_sigma",
+]
 
 Array = np.ndarray[Any, Any]
 HUBER = 1.5
@@ -22,19 +32,27 @@ _MEMORY = 4_000_000
 _FLAT = 1e-12
 
 
-def group_median(values: Array, code: Array, num: int, quantile: float = 0.5) -> Array:
-    """Return the median, or another quantile, of the values of each code, shape (num,); NaN where there is none."""
+def group_quantiles(values: Array, code: Array, num: int, quantiles: tuple[float, ...]) -> list[Array]:
+    """Return quantiles of the values of each code, each of shape (num,); NaN where there is none."""
     order = np.lexsort((values, code))
     count = np.bincount(code, minlength=num)
     first = np.cumsum(count) - count
-    out = np.full(num, np.nan)
     has = count > 0
-    place = quantile * (count[has] - 1)
-    low = first[has] + np.floor(place).astype(np.int64)
-    high = first[has] + np.ceil(place).astype(np.int64)
     ordered = values[order]
-    out[has] = ordered[low] + (place % 1.0) * (ordered[high] - ordered[low])
+    out = []
+    for quantile in quantiles:
+        found = np.full(num, np.nan)
+        place = quantile * (count[has] - 1)
+        low = ordered[first[has] + np.floor(place).astype(np.int64)]
+        high = ordered[first[has] + np.ceil(place).astype(np.int64)]
+        found[has] = low + (place % 1.0) * (high - low)
+        out.append(found)
     return out
+
+
+def group_median(values: Array, code: Array, num: int) -> Array:
+    """Return the median of the values of each code, shape (num,); NaN where there is none."""
+    return group_quantiles(values, code, num, (0.5,))[0]
 
 
 def _scale(values: Array, code: Array, num: int) -> Array:
@@ -42,7 +60,8 @@ def _scale(values: Array, code: Array, num: int) -> Array:
 
     Times that are rounded to µs make most differences 0; the median alone would then take a clock for exact.
     """
-    return np.maximum(1.4826 * group_median(values, code, num), group_median(values, code, num, 0.8) / 1.2816)
+    middle, high = group_quantiles(values, code, num, (0.5, 0.8))
+    return np.maximum(1.4826 * middle, high / 1.2816)
 
 
 @dataclass(slots=True)
@@ -119,7 +138,7 @@ class System:
         z = np.einsum("kpq,kqs->kps", self._block, rest)
         step = z.copy()
         size = np.einsum("kps,kps->s", rest, z)
-        goal = size * tolerance**2 + 1e-300
+        goal = np.maximum(size * tolerance**2, 1e-16)  # in squared standard deviations
         for _ in range(MAX_SOLVES):
             if (size <= goal).all():
                 break
@@ -202,11 +221,9 @@ def fit(rows: Rows, clock: Array, part: Array, model: Model, num_rounds: int = 3
         rest = system.center(system.rows(found) - target)[:, 0]
         sigma = row_sigma(rows, rest)
         weight = np.minimum(1.0, HUBER * sigma / np.maximum(np.abs(rest), 1e-9)) / sigma**2
-    mean = np.stack(
-        [np.bincount(part, weights=found[:, i, 0]) for i in range(2)], axis=1
-    )  # of each part: nothing tells it
-    mean = mean / np.maximum(np.bincount(part), 1)[:, None]
-    coef = model.coef + found[:, :2, 0] - mean[part]
+    sums = [np.bincount(part, weights=found[:, i, 0]) for i in range(2)]
+    common = np.stack(sums, axis=1) / np.maximum(np.bincount(part), 1)[:, None]  # of each part: nothing tells it
+    coef = model.coef + found[:, :2, 0] - common[part]
     knots = [
         Knot(k.clock, k.at, k.kink, k.value + float(found[k.clock, 2 + place, 0]))
         for k, place in zip(model.knots, knot_columns(model), strict=True)

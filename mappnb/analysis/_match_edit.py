@@ -99,17 +99,17 @@ def align_sequences(sequences: Sequence[Array]) -> list[Array]:
         return [np.arange(len(center), dtype=np.int64) for _ in sequences]
     places: list[
         list[tuple[int, int, int, int]]
-    ] = []  # (position in the center, 0 before it or 1 at it, token, repeat)
+    ] = []  # (position in the center, 0 before it or 1 at it, how many before it there, token)
     for tokens in sequences:
         pairs = {int(j): int(i) for i, j in common_elements(center, tokens)}
-        mine, at, seen = [], 0, dict[int, int]()
+        mine, at, extra = [], 0, 0
         for j, token in enumerate(tokens.tolist()):
             if j in pairs:
-                at, seen = pairs[j] + 1, {}
+                at, extra = pairs[j] + 1, 0
                 mine.append((pairs[j], 1, 0, 0))
             else:
-                seen[token] = seen.get(token, -1) + 1
-                mine.append((at, 0, token, seen[token]))
+                mine.append((at, 0, extra, token))
+                extra += 1
         places.append(mine)
     return [np.array(c, np.int64) for c in _number(places)]
 
@@ -120,6 +120,6 @@ def _number(places: list[list[tuple[int, int, int, int]]]) -> list[list[int]]:
     for mine in places:
         for place in mine:
             order.setdefault(place, len(order))
-    ranked = sorted(order, key=lambda p: (p[0], p[1], order[p]))
+    ranked = sorted(order, key=lambda p: (*p[:3], order[p]))
     column = {place: i for i, place in enumerate(ranked)}
     return [[column[p] for p in mine] for mine in places]

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 Identity = Literal["auto", "seq", "order"]
 IDENTITIES: tuple[str, ...] = ("auto", "seq", "order")
 TRUSTED_FRACTION = 0.5
-"""A channel in which fewer of the events find members that agree, by their numbers, is tried by order too."""
+"""A channel is tried by order too if less than this share of the events of some member find partners that agree by their numbers."""
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class Transfers:
         Number within the channel; -1: no identity.
     keys : int64 array, shape (channel, 4)
         Incarnation, group, source and target of each channel, sorted.
-    by_order : bool array, shape (channel,)
-        Whether the numbers were found by order.
+    by_order, at_odds : bool arrays, shape (channel,)
+        Whether the numbers were found by order, and whether that was because the channel's own numbers disagree.
     op, size : int arrays
         Code of the operation, and bytes that must agree (-1 where uneven shares are usual).
     rank : int array
@@ -53,6 +53,7 @@ class Transfers:
     number: Array
     keys: Array
     by_order: Array
+    at_odds: Array
     op: Array
     size: Array
     rank: Array
@@ -113,7 +114,8 @@ def transfers_of(events: xr.Dataset, identity: Identity = "auto") -> Transfers:
     number = events.seq.values[index].astype(np.int64)
     number = np.where((source >= 0) | (target < 0), number, -1)  # a receive from nobody knows no channel
     rank = events["rank"].values[index].astype(np.int64)
-    out = Transfers(index, channel, number, keys, np.zeros(len(keys), bool), op, size, rank, sending)
+    none = np.zeros(len(keys), bool)
+    out = Transfers(index, channel, number, keys, none, none.copy(), op, size, rank, sending)
     if identity != "seq" and len(index):
         _resolve(out, events, always=identity == "order")
     return out
@@ -172,14 +174,15 @@ def agreement(t: Transfers, which: Array, new: Array) -> Array:
 def _resolve(t: Transfers, events: xr.Dataset, *, always: bool) -> None:
     """Give the channels whose own numbers are absent or do worse their numbers by order; changes ``t``."""
     t.in_calls = which, new = sorted_calls(t, t.number, np.flatnonzero(t.number >= 0))
+    agreed = agreement(t, which, new)
     total = np.bincount(t.channel, minlength=len(t.keys))
-    good = np.bincount(t.channel[which], weights=agreement(t, which, new), minlength=len(t.keys))
+    good = np.bincount(t.channel[which], weights=agreed, minlength=len(t.keys))
     unnumbered = np.bincount(t.channel, weights=t.number < 0, minlength=len(t.keys))
     known = (t.keys[:, 2] >= 0) == (t.keys[:, 3] >= 0)
-    suspect = known & (always | (unnumbered > 0) | (good < TRUSTED_FRACTION * total))
+    side = t.side
+    suspect = known & (always | (unnumbered > 0) | _stands_alone(t, side, which, agreed))
     if not suspect.any():
         return
-    side = t.side
     sorted_by_channel = np.split(np.argsort(t.channel, kind="stable"), np.cumsum(total)[:-1])
     trial = np.full(len(t.index), -1, np.int64)
     for channel in np.flatnonzero(suspect).tolist():
@@ -191,7 +194,21 @@ def _resolve(t: Transfers, events: xr.Dataset, *, always: bool) -> None:
         if always or better or unnumbered[channel] == total[channel]:
             t.number[mine] = trial[mine]
             t.by_order[channel] = True
+            t.at_odds[channel] = unnumbered[channel] < total[channel]
             t.in_calls = None
+
+
+def _stands_alone(t: Transfers, side: Array, which: Array, agreed: Array) -> Array:
+    """Return the channels in which the numbers leave most events of some member without partners that agree."""
+    sides = int(side.max(initial=0)) + 1
+    member, unique = t.channel * sides + side, np.arange(len(t.keys) * sides)
+    if len(unique) > max(4 * len(member), 1000):  # many groups of few ranks
+        member, unique = pd.factorize(member)
+    total = np.bincount(member, minlength=len(unique))
+    good = np.bincount(member[which], weights=agreed, minlength=len(unique))
+    out = np.zeros(len(t.keys), bool)
+    out[(unique // sides)[good < TRUSTED_FRACTION * total]] = True
+    return out
 
 
 def _by_order(t: Transfers, events: xr.Dataset, mine: Array, side: Array) -> Array:
