@@ -180,6 +180,8 @@ def _near(prior: Array, own_end: Array, clock: Array, call: Array) -> Array:
             rows = np.arange(a, b)[~known]
             out[clock[rows]] = there - own_end[rows]
             seen[clock[rows]] = True
+            if seen.all():
+                return out
         if seen.all() or int(seen.sum()) == before:
             break
     return out

@@ -21,6 +21,7 @@ COMMANDS = (
     ["bench_array_view.py"],
     ["bench_schedule_lab.py"],
     ["bench_schedules.py"],
+    ["bench_align.py"],
     ["bench_import.py"],
     ["bench_executed_schedules.py"],
 )
