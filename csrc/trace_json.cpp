@@ -127,30 +127,35 @@ Reader::Status Reader::in_object() {
   Status s = *p_ == '"' ? string(In::key, key) : Status::broken;
   if (s == Status::more && !last_ && size_t(end_ - start) < kMaxEvent) return more();
   if (s == Status::ok) {
-    std::string name(key);
-    p_ = skip_space(p_, end_);
-    if (p_ < end_ && *p_ == ':') p_ = skip_space(p_ + 1, end_);
-    if (p_ == end_) return more();
-    if (!seen_any_ && event_index_.find(name) >= 0) {  // no document at all, but events one after the other
-      p_ = start;
-      state_ = State::events;
-      uncertain_ = seen_any_ = lines_ = true;
-      return Status::ok;
-    }
-    seen_any_ = true;
-    const bool events = name == "traceEvents" && *p_ == '[';
-    if (events) p_++;
-    state_ = events ? State::events : State::metadata;
-    meta_key_ = std::move(name);
-    meta_text_.clear();
-    meta_depth_ = 0;
-    meta_string_ = meta_escape_ = meta_cut_ = meta_any_ = false;
-    return Status::ok;
+    const Status begun = begin_member(start, std::string(key));
+    return begun == Status::more ? more() : begun;
   }
   seen_any_ = true;
   p_ = start;
   state_ = State::resync;
   uncertain_ = true;
+  return Status::ok;
+}
+
+// After a key: its events, its metadata, or no document at all but events one after the other.
+Reader::Status Reader::begin_member(const char* start, std::string name) {
+  p_ = skip_space(p_, end_);
+  if (p_ < end_ && *p_ == ':') p_ = skip_space(p_ + 1, end_);
+  if (p_ == end_) return Status::more;
+  if (!seen_any_ && event_index_.find(name) >= 0) {
+    p_ = start;
+    state_ = State::events;
+    uncertain_ = seen_any_ = lines_ = true;
+    return Status::ok;
+  }
+  seen_any_ = true;
+  const bool events = name == "traceEvents" && *p_ == '[';
+  if (events) p_++;
+  state_ = events ? State::events : State::metadata;
+  meta_key_ = std::move(name);
+  meta_text_.clear();
+  meta_depth_ = 0;
+  meta_string_ = meta_escape_ = meta_cut_ = false;
   return Status::ok;
 }
 

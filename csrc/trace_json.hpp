@@ -133,6 +133,7 @@ class Reader {
   Status advance();
   Status at_start();
   Status in_object();
+  Status begin_member(const char* start, std::string name);
   Status in_metadata();
   Status in_events();
   Status in_resync();
@@ -197,7 +198,7 @@ class Reader {
   std::string meta_key_, meta_text_;
   size_t meta_bytes_ = 0;
   int meta_depth_ = 0;
-  bool meta_string_ = false, meta_escape_ = false, meta_cut_ = false, meta_any_ = false;
+  bool meta_string_ = false, meta_escape_ = false, meta_cut_ = false;
   std::array<int64_t, kRepairs> repairs_{};
 };
 

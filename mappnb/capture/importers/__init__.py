@@ -142,5 +142,5 @@ def _what_is(source: Source) -> str:
     if b'"nodes"' in head and b'"schema"' in head:
         return "an execution trace of PyTorch (operators and their inputs, without times), not a profile"
     if text[:1] in b"{[":
-        return "JSON, but without trace events ('traceEvents', 'ph', 'ts') in its first 256 KiB"
+        return "JSON, but without trace events ('traceEvents', 'ph', 'ts') in its first 256 KiB; if it is one all the same, give format="
     return f"not a trace: begins with {text[:16]!r}"

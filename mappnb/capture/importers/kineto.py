@@ -121,7 +121,8 @@ def _read_rank(source: Source, rank: int, head: Head, info: dict[str, Any], worl
     if not len(spans.columns["ts"]):
         out.notes.append(f"{source.name}: {_why_nothing(trace)}")
         return out
-    _Rows(spans, trace.names, metadata.get("distributedInfo") or info, world, out).fill()
+    told = metadata.get("distributedInfo")
+    _Rows(spans, trace.names, told if isinstance(told, dict) else info, world, out).fill()
     if len(spans.devices) > 1:
         out.notes.append(
             f"{source.name}: events of {len(spans.devices)} devices; their streams are told apart by number only"
