@@ -59,7 +59,7 @@ def to_dataset(obs: Observations, fit: Fit, attrs: Mapping[str, Any], incarnatio
         [sum(k.value for k in model.knots if k.clock == c and k.kink and k.at <= model.mid) for c in range(num)]
     )
     rate = (model.coef[:, 1] + slope) / model.half
-    offset = obs.prior_ns + middle
+    offset = obs.prior_ns + np.rint(middle).astype(np.int64)
     of = obs.clock
     data: dict[str, Any] = {
         "offset_ns": offset[of], "drift_ppm": (-rate / (1.0 + rate) * 1e6)[of], "sigma_ns": fit.sigma[of],
@@ -99,6 +99,6 @@ def to_model(alignments: Iterable[xr.Dataset]) -> ClockModel:
             n = int(used[i])
             key = (number, int(rank))
             pieces[key] = ClockPieces(*(tuple(c[i, :n].tolist()) for c in columns))
-            offset[key] = round(offsets[i])
+            offset[key] = int(offsets[i])
             width[key] = round(bounds[i]) if np.isfinite(bounds[i]) else NONE
     return ClockModel(f"{MODEL}:{digest.hexdigest()}", offset, width, pieces)
