@@ -147,10 +147,10 @@ def test_archives_of_ranks(tmp_path, mode):
 
 
 def test_a_cut_gz_gives_what_it_holds(tmp_path):
-    packed = gzip.compress(document([event(ts=i) for i in range(50_000)], distributedInfo={"rank": 0}))
+    packed = gzip.compress(document([event(ts=i) for i in range(20_000)], distributedInfo={"rank": 0}))
     (tmp_path / "a.json.gz").write_bytes(packed[: len(packed) // 2])
     report = import_trace(tmp_path / "a.json.gz", tmp_path / "run")
-    assert 10_000 < report.num_events < 50_000
+    assert 4_000 < report.num_events < 20_000
     assert report.repairs["damaged_archives"] == 1 and "damaged or cut off" in str(report)
 
 
