@@ -179,6 +179,7 @@ def _resolve(t: Transfers, events: xr.Dataset, *, always: bool) -> None:
     good = np.bincount(t.channel[which], weights=agreed, minlength=len(t.keys))
     unnumbered = np.bincount(t.channel, weights=t.number < 0, minlength=len(t.keys))
     known = (t.keys[:, 2] >= 0) == (t.keys[:, 3] >= 0)
+    known &= always | (t.keys[:, 1] >= 0) | (t.keys[:, 2] >= 0)  # calls of no group have no members to be matched with
     side = t.side
     suspect = known & (always | (unnumbered > 0) | _stands_alone(t, side, which, agreed))
     if not suspect.any():

@@ -76,12 +76,14 @@ def _keys(events: xr.Dataset, index: Array) -> Array:
     return np.stack([k.astype(np.int64) for k in keys], 1)
 
 
-def last_arrival_ns(events: xr.Dataset) -> Array:
+def last_arrival_ns(events: xr.Dataset, *, identity: Identity = "seq") -> Array:
     """Return, for every event, when the last member of its call arrived, on the run clock.
 
     Parameters
     ----------
     events : Dataset, dims (event,)
+    identity : str
+        As of :func:`match`; by their numbers alone, by default.
 
     Returns
     -------
@@ -90,7 +92,7 @@ def last_arrival_ns(events: xr.Dataset) -> Array:
         category ``wait`` takes the arrival of the call that it waits for.
     """
     out: Array = events.start_ns.values.astype(np.int64).copy()
-    calls = calls_of(events)
+    calls = calls_of(events, identity)
     if not calls.num_calls:
         return out
     last = np.full(calls.num_calls, np.iinfo(np.int64).min)
