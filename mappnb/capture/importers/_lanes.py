@@ -21,12 +21,28 @@ def nesting_depth(lane: Array, start: Array, duration: Array) -> Array:
     order = np.argsort(lane, kind="stable").astype(np.int32 if len(lane) < 1 << 31 else np.int64)
     cuts = np.flatnonzero(np.diff(lane[order])) + 1
     for part in np.split(order, cuts) if len(order) else ():
-        part = part[np.lexsort((-duration[part], start[part]))]  # noqa: PLW2901 (in order of time)
+        part = _by_time(part, start, duration)  # noqa: PLW2901 (in order of time)
         begin = start[part]
-        end = np.sort(begin + np.maximum(duration[part], 1))
-        is_open = np.arange(len(part)) - np.searchsorted(end, begin, "right")
+        end = duration[part]
+        np.maximum(end, 1, out=end)
+        end += begin
+        end.sort()
+        is_open = np.searchsorted(end, begin, "right")
+        np.subtract(np.arange(len(part)), is_open, out=is_open)
         depth[part] = np.clip(is_open, 0, np.iinfo(np.int16).max)
     return depth
+
+
+def _by_time(part: Array, start: Array, duration: Array) -> Array:
+    """Return rows by their start, of equal ones the longer first; in little memory."""
+    out = part[np.argsort(start[part], kind="stable")]
+    again = start[out]
+    same = np.flatnonzero(again[1:] == again[:-1])
+    if len(same):
+        at = np.unique(np.concatenate([same, same + 1]))
+        tied = out[at]
+        out[at] = tied[np.lexsort((-duration[tied], start[tied]))]
+    return out
 
 
 def step_of(time: Array, steps: Array, start: Array, end: Array) -> Array:
