@@ -55,18 +55,19 @@ class Snapshot:
         return (min(b[0] for b in bounds), max(b[1] for b in bounds)) if bounds else (0, 0)
 
     def _bounds(self, part: Any) -> tuple[int, int]:
-        offset = self.clock.offset(part.key)
         if part.index is not None:
-            return part.index.bounds[0] + offset, part.index.bounds[1] + offset
-        start = part.columns["start_ns"]
-        return int(start.min()) + offset, int((start + part.columns["duration_ns"]).max()) + offset
+            own = np.array(part.index.bounds[:2], np.int64)
+        else:
+            start = part.columns["start_ns"]
+            own = np.array([start.min(), (start + part.columns["duration_ns"]).max()], np.int64)
+        first, last = (own + self.clock.shift(part.key, own)).tolist()
+        return first, last
 
     def num_near(self, t0_ns: int, t1_ns: int) -> int:
         """Return how many events may overlap a window: those of all row groups that do."""
         total = 0
         for part in self.parts:
-            offset = self.clock.offset(part.key)
-            t0, t1 = t0_ns - offset, t1_ns - offset
+            t0, t1 = self.clock.own_ns(part.key, t0_ns), self.clock.own_ns(part.key, t1_ns)
             if part.columns is not None:
                 start = part.columns["start_ns"]
                 total += int(((start < t1) & (start + part.columns["duration_ns"] >= t0)).sum())

@@ -7,9 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+import mappnb
 from mappnb.errors import MappnbError, SchemaError
 from mappnb.layout import Layout
 from mappnb.schema import EVENTS, check
+from mappnb.testing import Clocks, generate_run
 from mappnb.testing.runs import make_run
 from mappnb.widgets import sources
 from mappnb.widgets.classes import class_of
@@ -234,3 +236,19 @@ def test_a_damaged_segment_is_an_error_that_names_it(run, monkeypatch, full):
             source.window(lo, lo + 10**6)
         error = caught.value
     assert all(w in str(error) for w in (broken.path.rsplit("/", 1)[1], "rank=00001", "mappnb check", "move it"))
+
+
+def test_edges_follow_a_clock_model_that_drifts(tmp_path):
+    """After an alignment the extent is that of the aligned events, and windows at the edges find them."""
+    generate_run(
+        tmp_path / "run", layout=Layout(dp=4), num_microbatches=2, num_steps=3, ranks_per_host=2, seed=1,
+        clocks=Clocks(offset_s=0.01, drift_ppm=400.0), num_layers=4,
+    )  # fmt: skip
+    run = mappnb.attach(tmp_path / "run")
+    run.align()
+    source = RunSource(run)
+    events = run.sel()
+    first, last = int(events.start_ns.min()), int((events.start_ns + events.duration_ns).max())
+    assert abs(source.extent_ns[0] - first) <= 2 and abs(source.extent_ns[1] - last) <= 2
+    constant = {k: run.clock_model.offset(k) for k in run.clock_model.pieces}
+    assert constant and any((run.clock_model.shift(k, np.array([0])) != constant[k]).any() for k in constant)
