@@ -29,6 +29,10 @@ class MappAccessor:
         """Parallel layout that the dataset carries."""
         return layout_of(self._ds)
 
+    def align(self, **options: Any) -> xr.Dataset:
+        """See :func:`mappnb.analysis.align`."""
+        return analysis.align(self._ds, **options)
+
     def breakdown(self, *, step: int | slice | None = None) -> xr.Dataset:
         """See :func:`mappnb.analysis.breakdown`."""
         return analysis.breakdown(self._ds, step=step)
