@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -25,3 +26,9 @@ def make(tmp_path):
         return mappnb.attach(make_run(tmp_path / name, **options))
 
     return build
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C as usual where the shell that started this in the background has it ignored: the tests' programs inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
