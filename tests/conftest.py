@@ -29,6 +29,7 @@ def make(tmp_path):
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C as usual where the shell that started this in the background has it ignored: the tests' programs inherit that."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Take signals as usual where whatever started this (a shell's background job, nohup) has them ignored: programs inherit that."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
