@@ -152,7 +152,7 @@ class Costs:
         *,
         pipeline_ranks: int,
         device: Device,
-        layer_split: Sequence[int] | None = None,
+        layer_split: Sequence[int] | str | None = None,
         stage_order: str = "interleaved",
     ) -> Costs:
         """Return the costs of a transformer, from its sizes and the speed of the devices: what to plan with before there is a run.
@@ -165,9 +165,10 @@ class Costs:
             Ranks that share the depth.
         device : Device
             FLOP/s, bandwidths, latency.
-        layer_split : sequence of int, optional
+        layer_split : sequence of int, or ``"free"``, optional
             Layers of each stage, in model order; by default every part of the depth has as many, and the costs are by layer, so that
-            they serve every number of chunks. The embedding is before the first, the output layer and the loss behind the last.
+            they serve every number of chunks. ``"free"``: by layer too, where the layers do not divide by the ranks, for
+            :func:`mappnb.plan` to split (``num_layers=``). The embedding is before the first, output layer and loss behind the last.
         stage_order : str
             ``"interleaved"`` or ``"v"``, as of :class:`mappnb.Layout`: says which rank holds the last stage.
 
@@ -179,7 +180,7 @@ class Costs:
         Raises
         ------
         CostError
-            If there are fewer layers than ranks, or the split does not add up.
+            If there are fewer layers than ranks, they do not divide by the ranks, or the split does not add up.
 
         Notes
         -----

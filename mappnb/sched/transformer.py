@@ -298,7 +298,7 @@ def costs_of_model(
     *,
     pipeline_ranks: int,
     device: Device,
-    layer_split: Sequence[int] | None = None,
+    layer_split: Sequence[int] | str | None = None,
     stage_order: str = "interleaved",
 ) -> Costs:
     """Return the costs of a model: :meth:`mappnb.Costs.from_model`, which says the rest."""
@@ -334,12 +334,22 @@ def costs_of_model(
     )
 
 
-def _split(model: Transformer, p: int, layer_split: Sequence[int] | None) -> Floats:
+def _split(model: Transformer, p: int, layer_split: Sequence[int] | str | None) -> Floats:
     """Return the layers of each part of the depth: one each without a split, so that the costs serve every number of chunks."""
-    if layer_split is None:
+    if isinstance(layer_split, str) and layer_split != "free":
+        raise CostError(f"layer_split is {layer_split!r}; expected the layers of each stage, or 'free'")
+    if layer_split is None or layer_split == "free":
         if model.num_layers < p:
             raise CostError(
                 f"{model.num_layers} layers for {p} pipeline ranks; give layer_split if some shall have none"
+            )
+        if model.num_layers % p and layer_split is None:
+            low = model.num_layers // p * p
+            first, more = divmod(model.num_layers, p)
+            split = [first + (p - more <= r) for r in range(p)]
+            raise CostError(
+                f"{model.num_layers} layers do not divide by {p} pipeline ranks: take {low} or {low + p} layers, or say which "
+                f"stage has how many, such as layer_split={split}; layer_split='free' leaves that to mappnb.plan(num_layers=)"
             )
         return np.ones(model.num_layers)
     layers = np.asarray(layer_split, np.float64)

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from mappnb import plan
 from mappnb.errors import CostError
 from mappnb.sched import Costs, Device, Transformer, schedule, simulate
 
@@ -251,6 +252,15 @@ def test_sizes_that_cannot_be(changes, text):
 def test_splits_and_devices_that_cannot_be():
     with pytest.raises(CostError, match="4 layers for 8 pipeline ranks"):
         Costs.from_model(plain(), pipeline_ranks=8, device=UNIT)
+    with pytest.raises(
+        CostError, match=r"30 layers do not divide by 4 .* take 28 or 32 layers.*layer_split=\[7, 7, 8, 8\]"
+    ):
+        Costs.from_model(plain(num_layers=30), pipeline_ranks=4, device=UNIT)
+    with pytest.raises(CostError, match="'even'; expected the layers of each stage, or 'free'"):
+        Costs.from_model(plain(), pipeline_ranks=2, device=UNIT, layer_split="even")
+    free = Costs.from_model(plain(num_layers=30, vocab_size=2048), pipeline_ranks=4, device=UNIT, layer_split="free")
+    table = plan(free, num_stages=4, num_microbatches=8, num_layers=30, schedules=("1f1b",), policies=False, trials=0)
+    assert len(free.forward_s) == 30 and sum(table.layers[0]) == 30
     with pytest.raises(CostError, match="a multiple of 2 stages, 4 layers together"):
         Costs.from_model(plain(), pipeline_ranks=2, device=UNIT, layer_split=[2, 1])
     with pytest.raises(CostError, match="expected 'interleaved' or 'v'"):
