@@ -9,22 +9,41 @@ import xarray as xr
 
 from mappnb.terms import Category, Op
 
-__all__ = ["call_ids", "is_point_to_point", "is_sending"]
+__all__ = ["call_ids", "is_point_to_point", "is_sending", "transfer_keys"]
 
 Array = np.ndarray[Any, Any]
 
 
+def sides(events: xr.Dataset, index: Array | slice = slice(None)) -> tuple[Array, Array]:
+    """Return which of some events are a send, a receive, or a wait for one, and which of all are the sender's side; bool arrays."""
+    category, op = events.category.values[index], events.op.values[index]
+    pair, sending = category == Category.P2P, op == Op.SEND
+    waits = category == Category.WAIT
+    if waits.any():
+        name = events.name.values[index]
+        pair = pair | (waits & ((name == Op.SEND) | (name == Op.RECV)))
+        sending = np.where(waits, name == Op.SEND, sending)
+    return np.asarray(pair, bool), np.asarray(sending, bool)
+
+
+def transfer_keys(events: xr.Dataset, index: Array) -> tuple[Array, Array, Array]:
+    """Return source, target (-1 for collectives) and whether each transfer, or wait for one, is the sending side."""
+    rank, peer = events["rank"].values[index].astype(np.int64), events.peer.values[index].astype(np.int64)
+    pair, sending = sides(events, index)
+    source = np.where(pair, np.where(sending, rank, peer), -1)
+    target = np.where(pair, np.where(sending, peer, rank), -1)
+    return source, target, sending
+
+
 def is_point_to_point(events: xr.Dataset) -> Array:
     """Return which events are a send, a receive, or a wait for one; bool array, shape (event,)."""
-    category = events.category.values
-    waits = (category == Category.WAIT) & np.isin(events.name.values, (Op.SEND, Op.RECV))
-    return np.asarray((category == Category.P2P) | waits)
+    return sides(events)[0]
 
 
 def is_sending(events: xr.Dataset) -> Array:
     """Return which events are the sender's side of a transfer; bool array, shape (event,)."""
-    waits = events.category.values == Category.WAIT
-    return np.asarray(is_point_to_point(events) & (np.where(waits, events.name.values, events.op.values) == Op.SEND))
+    pair, sending = sides(events)
+    return np.asarray(pair & sending)
 
 
 def call_ids(events: xr.Dataset) -> Array:
@@ -50,10 +69,7 @@ def call_ids(events: xr.Dataset) -> Array:
     out = np.full(events.sizes["event"], -1, np.int64)
     if not len(index):
         return out
-    rank, peer = events["rank"].values[index].astype(np.int64), events.peer.values[index].astype(np.int64)
-    pair, sending = is_point_to_point(events)[index], is_sending(events)[index]
-    source = np.where(pair, np.where(sending, rank, peer), -1)
-    target = np.where(pair, np.where(sending, peer, rank), -1)
+    source, target, _ = transfer_keys(events, index)
     fields = (events.incarnation.values[index], events.group.values[index], events.seq.values[index], source, target)
     order = np.lexsort(fields)
     keys = np.stack([f[order].astype(np.int64) for f in fields], 1)

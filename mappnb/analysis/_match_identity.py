@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from mappnb.analysis._identity import transfer_keys
 from mappnb.analysis._match_edit import align_sequences
 from mappnb.errors import MappnbError
 from mappnb.terms import Category, Op
@@ -69,21 +70,6 @@ class Transfers:
     def side(self) -> Array:
         """Who takes part: the rank, or for p2p 0 for the sender and 1 for the receiver."""
         return np.where(self.p2p[self.channel], np.where(self.sending, 0, 1), self.rank)
-
-
-def transfer_keys(events: xr.Dataset, index: Array) -> tuple[Array, Array, Array]:
-    """Return source, target (-1 for collectives) and whether each transfer, or wait for one, is the sending side."""
-    category, op = events.category.values[index], events.op.values[index]
-    rank, peer = events["rank"].values[index].astype(np.int64), events.peer.values[index].astype(np.int64)
-    p2p, sending = category == Category.P2P, op == Op.SEND
-    waits = category == Category.WAIT
-    if waits.any():
-        name = events.name.values[index]
-        p2p = p2p | (waits & ((name == Op.SEND) | (name == Op.RECV)))
-        sending = np.where(waits, name == Op.SEND, sending)
-    source = np.where(p2p, np.where(sending, rank, peer), -1)
-    target = np.where(p2p, np.where(sending, peer, rank), -1)
-    return source, target, np.asarray(sending, bool)
 
 
 def transfers_of(events: xr.Dataset, identity: Identity = "auto") -> Transfers:

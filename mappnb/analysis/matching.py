@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mappnb.analysis._identity import transfer_keys
 from mappnb.analysis._input import events_of
-from mappnb.analysis._match_identity import Identity, Transfers, agreement, sorted_calls, transfer_keys, transfers_of
+from mappnb.analysis._match_identity import Identity, Transfers, agreement, sorted_calls, transfers_of
 from mappnb.datasets import groups_of
 from mappnb.run import Run
 from mappnb.terms import Category

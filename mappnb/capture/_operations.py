@@ -143,21 +143,7 @@ class Operations:
     def complete(self, operation: Operation, end_ns: int, flags: int = 0) -> None:
         """Record an operation that completed at ``end_ns``."""
         start_ns, context = operation.start_ns, operation.context
-        if context is None:
-            self._record(
-                operation.site,
-                start_ns,
-                end_ns - start_ns,
-                -1,
-                -1,
-                operation.bytes,
-                operation.seq,
-                operation.group.id,
-                operation.peer,
-                -1,
-                operation.flags | flags,
-            )
-            return
+        inherited = () if context is None else (-1, *context)
         self._record(
             operation.site,
             start_ns,
@@ -170,8 +156,7 @@ class Operations:
             operation.peer,
             -1,
             operation.flags | flags,
-            -1,
-            *context,
+            *inherited,
         )
 
     def waited(self, operations: list[Operation] | None, start_ns: int, work: Any, flags: int = 0) -> None:

@@ -14,6 +14,7 @@ from mappnb.errors import CostError, ScheduleError, did_you_mean
 from mappnb.sched import codes as c
 from mappnb.sched._pypolicy import Admission, Outcome, Problem, run_policy
 from mappnb.sched.costs import SEND_MODES, Costs, CostTables, Floats
+from mappnb.sched.memory import rates
 from mappnb.sched.placement import Placement
 from mappnb.sched.registry import positive, too_large
 from mappnb.sched.schedule import Schedule
@@ -131,7 +132,7 @@ def list_schedule(
     too_large(name, placement.num_stages, num_microbatches)
     tables = cost_tables(costs, placement, num_microbatches, recompute=recompute)
     _check_tables(tables, placement, num_microbatches)
-    takes, frees = _memory(tables, placement)
+    takes, frees = rates(tables, placement)
     limit = _limits(memory_limit, placement, num_microbatches, takes, frees, admission)
     mirrored = placement.mirrored_from
     problem = Problem(
@@ -215,19 +216,6 @@ def _priorities(priority: npt.ArrayLike, stages: int, microbatches: int) -> Floa
     if not np.isfinite(table).all():
         raise ScheduleError("priority: not all are finite numbers; give a large number to what is to come last")
     return np.ascontiguousarray(table)
-
-
-def _memory(tables: CostTables, placement: Placement) -> tuple[Floats, Floats]:
-    """Return what each action takes and frees, dims (kind, stage): the rule of :func:`mappnb.sched.memory.changes`."""
-    whole, held = tables.activation, tables.activation_weight
-    none = np.zeros_like(whole)
-    if placement.backward is None:
-        takes = [whole, none, none, none]
-        frees = [none, whole, whole - held, held]
-    else:
-        takes = [whole, whole, whole, none]
-        frees = [whole, whole, whole - held, held]
-    return np.ascontiguousarray(takes, np.float64), np.ascontiguousarray(frees, np.float64)
 
 
 def _limits(

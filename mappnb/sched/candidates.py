@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,6 @@ class Candidate:
     peak: Floats
     memory: Floats
     layers: tuple[int, ...] | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
 
     def value(self, objective: str) -> tuple[float, float]:
         """Return what is made small, and the peak to break ties."""

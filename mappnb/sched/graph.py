@@ -12,6 +12,7 @@ from mappnb.errors import ScheduleError
 from mappnb.replay import DeadlockError, Graph, Replayed, replay
 from mappnb.sched import codes as c
 from mappnb.sched.costs import CostTables, Floats
+from mappnb.sched.memory import Shipped
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.times import hops
 
@@ -113,6 +114,12 @@ class StepGraph:
     def action_times(self, done: Replayed) -> tuple[Floats, Floats]:
         """Return start and end of every action, s."""
         return done.start_s[self.unit], done.end_s[self.unit]
+
+    def shipped(self, done: Replayed) -> Shipped:
+        """Return the activations that go from a stage's forward to its backward on another rank."""
+        mine = np.flatnonzero(self.messages.ships)
+        op = self.first_message + mine
+        return Shipped(self.messages.producer[mine], self.messages.consumer[mine], done.start_s[op], done.end_s[op])
 
 
 def build(sched: Schedule, costs: CostTables) -> StepGraph:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from mappnb.errors import ScheduleError
 from mappnb.sched import codes as c
 from mappnb.sched.costs import CostTables, Floats
+from mappnb.sched.memory import changes
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.times import Hops, hops, times
 from mappnb.terms import Kind
@@ -45,18 +46,14 @@ class _Search:
     ) -> None:
         self.sched, self.costs, self.limit, self.objective, self.rng = sched, costs, limit, objective, rng
         self.where: Hops = hops(sched, costs)
-        kind, stage = c.kind(sched.codes), c.stage(sched.codes)
         self.lo, self.hi = sched.offsets[:-1].tolist(), sched.offsets[1:].tolist()
-        whole, held = costs.activation[stage], costs.activation_weight[stage]
-        takes = np.where(kind == 0, whole, 0.0)
-        frees = np.select([kind == 1, kind == 2, kind == 3], [whole, whole - held, held], 0.0)
+        takes, frees = changes(sched, costs)
         self.memory = {int(code): (float(t), float(f)) for code, t, f in zip(sched.codes, takes, frees, strict=True)}
         self.state = self._timed(np.array(sched.codes))
         assert self.state is not None
 
     def _timed(self, codes: c.Codes) -> _State | None:
-        trial = Schedule.from_codes(codes, self.sched.offsets, placement=self.sched.placement)
-        trial.__dict__["num_microbatches"] = self.sched.num_microbatches
+        trial = self.sched.reordered(codes)
         try:
             start, end = times(trial, self.costs, where=self.where)
         except ScheduleError:

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from mappnb.sched import codes as c
 from mappnb.sched.costs import Costs, CostTables, Floats
+from mappnb.sched.placement import Placement
 from mappnb.sched.schedule import Schedule
 
-__all__ = ["MemorySteps", "Shipped", "changes", "memory_steps", "peak_activation"]
+__all__ = ["MemorySteps", "Shipped", "changes", "memory_steps", "peak_activation", "rates"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -60,12 +61,19 @@ def changes(sched: Schedule, costs: CostTables) -> tuple[Floats, Floats]:
     shipped is longer on both (:func:`memory_steps`).
     """
     kind, stage = c.kind(sched.codes), c.stage(sched.codes)
-    whole, held = costs.activation[stage], costs.activation_weight[stage]
-    takes = np.where(kind == 0, whole, 0.0)
-    frees = np.select([kind == 1, kind == 2, kind == 3], [whole, whole - held, held], 0.0)
-    if sched.placement.backward is not None:
-        takes, frees = np.where((kind == 1) | (kind == 2), whole, takes), np.where(kind == 0, whole, frees)
-    return takes, frees
+    takes, frees = rates(costs, sched.placement)
+    return takes[kind, stage], frees[kind, stage]
+
+
+def rates(costs: CostTables, placement: Placement) -> tuple[Floats, Floats]:
+    """Return what an action takes and frees (see :func:`changes`) by its kind's number and its stage, dims (kind, stage)."""
+    whole, held = costs.activation, costs.activation_weight
+    none = np.zeros_like(whole)
+    if placement.backward is None:
+        takes, frees = [whole, none, none, none], [none, whole, whole - held, held]
+    else:
+        takes, frees = [whole, whole, whole, none], [whole, whole, whole - held, held]
+    return np.ascontiguousarray(takes, np.float64), np.ascontiguousarray(frees, np.float64)
 
 
 def peak_activation(sched: Schedule, costs: CostTables | None = None) -> Floats:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from mappnb.errors import MappnbError, ScheduleError, did_you_mean
-from mappnb.sched import codes as c
 from mappnb.sched.candidates import Candidate, Setting, dynamic, improved, named, searched, timed
 from mappnb.sched.costs import Costs, Floats
+from mappnb.sched.idle import idle_phases, own_time
 from mappnb.sched.improve import OBJECTIVES
 from mappnb.sched.placement import Placement
 from mappnb.sched.registry import family, positive
@@ -210,7 +210,7 @@ def _table(found: list[tuple[int, Candidate]], limit: Floats, objective: str, sk
     best, plain = fit[0][1], next((r for _, r in fit if r.name == "1f1b"), None)
     rows = []
     for m, row in fit:
-        busy = float((row.end_s - row.start_s)[_own(row)].sum()) / row.schedule.num_ranks
+        busy = float((row.end_s - row.start_s)[own_time(row.schedule)].sum()) / row.schedule.num_ranks
         end = float(row.end_s.max())
         rows.append(
             {
@@ -234,13 +234,6 @@ def _table(found: list[tuple[int, Candidate]], limit: Floats, objective: str, sk
     return table
 
 
-def _own(row: Candidate) -> npt.NDArray[np.bool_]:
-    """Return which actions count: of an overlapped pair the first."""
-    second = np.zeros(len(row.schedule), bool)
-    second[1:] = c.paired(row.schedule.codes)[:-1]
-    return ~second
-
-
 def _name(row: Candidate) -> str:
     options = ", ".join(f"{k}={v}" for k, v in row.options.items())
     return f"{row.name} ({options})" if options else row.name
@@ -261,21 +254,8 @@ def _nothing(found: list[tuple[int, Candidate]], limit: Floats, skipped: dict[st
 
 def _idle(row: Candidate) -> Floats:
     """Return the idle time of an average rank before its first backward, until its last forward, and after it, s."""
-    out = np.zeros(3)
-    kind = c.kind(row.schedule.codes)
-    end = float(row.end_s.max())
-    for lo, hi in zip(row.schedule.offsets[:-1].tolist(), row.schedule.offsets[1:].tolist(), strict=True):
-        start, stop, kinds = row.start_s[lo:hi], row.end_s[lo:hi], kind[lo:hi]
-        before = np.concatenate(([start[0] if hi > lo else 0.0], np.maximum(start[1:] - stop[:-1], 0.0)))
-        first = int(np.argmax(kinds != 0)) if (kinds != 0).any() else hi - lo
-        last = hi - lo - 1 - int(np.argmax(kinds[::-1] == 0)) if (kinds == 0).any() else -1
-        out += [
-            before[: first + 1].sum(),
-            before[first + 1 : last + 1].sum(),
-            before[max(first, last) + 1 :].sum() + end - stop[-1],
-        ]
-    idle = out / row.schedule.num_ranks
-    return np.where(idle > 1e-12 * max(end, 1e-300), idle, 0.0)  # sums of doubles leave crumbs
+    idle = idle_phases(row.schedule, row.start_s, row.end_s)
+    return np.where(idle > 1e-9 * float(row.end_s.max()), idle, 0.0)  # sums of doubles leave crumbs
 
 
 def _why(row: Candidate, best: Candidate, plain: Candidate | None, limit: Floats, objective: str) -> str:

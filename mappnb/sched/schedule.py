@@ -122,6 +122,26 @@ class Schedule:
         self._set(codes, offsets, placement, name, options, recompute, None)
         return self
 
+    def reordered(self, codes: c.Codes) -> Schedule:
+        """Return the same actions, each rank's in another order: what is known of their sizes is not looked up again.
+
+        Parameters
+        ----------
+        codes : array, dims (action,), uint32
+            The codes of this schedule, permuted within each rank; made read-only.
+        """
+        other = Schedule.from_codes(
+            codes,
+            self.offsets,
+            placement=self.placement,
+            name=self.name,
+            options=self.options,
+            recompute=self.recompute,
+        )
+        for name in ("num_chunks", "num_microbatches", "_known"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
     # --------------------------------------------------------------------------------------------------- sizes
     @property
     def num_ranks(self) -> int:

@@ -10,11 +10,11 @@ import pandas as pd
 import xarray as xr
 
 from mappnb.errors import CostError
-from mappnb.replay import Replayed, critical_path
+from mappnb.replay import critical_path
 from mappnb.sched import simevents
 from mappnb.sched.costs import Costs, CostTables, Floats
 from mappnb.sched.graph import StepGraph, build
-from mappnb.sched.memory import MemorySteps, Shipped, memory_steps
+from mappnb.sched.memory import MemorySteps, memory_steps
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.stragglers import Straggler, inject
 from mappnb.sched.times import span_s, times
@@ -120,17 +120,10 @@ def _one_step(schedule: Schedule, tables: CostTables) -> tuple[_Step, StepGraph]
         span_s=span_s(schedule, start, end),
         busy_s=float((end - start)[built.unit == np.arange(len(built.unit))].sum()) / schedule.num_ranks,
         critical_s=float((done.end_s - done.start_s)[on_path].sum()),
-        memory=memory_steps(schedule, tables, start, end, _shipped(built, done)),
+        memory=memory_steps(schedule, tables, start, end, built.shipped(done)),
         edge_slack_s=of_edge,
     )
     return step, built
-
-
-def _shipped(built: StepGraph, done: Replayed) -> Shipped:
-    """Return the activations that go from one rank to another."""
-    mine = np.flatnonzero(built.messages.ships)
-    op = built.first_message + mine
-    return Shipped(built.messages.producer[mine], built.messages.consumer[mine], done.start_s[op], done.end_s[op])
 
 
 def _dataset(schedule: Schedule, tables: CostTables, steps: Sequence[_Step], built: StepGraph) -> xr.Dataset:
@@ -198,7 +191,7 @@ def memory_over_time(
     tables = inject(schedule, costs.tables(schedule, rng=None if seed is None else rng), stragglers, step=0, rng=rng)
     built = build(schedule, tables)
     done = built.run()
-    steps = memory_steps(schedule, tables, *built.action_times(done), _shipped(built, done))
+    steps = memory_steps(schedule, tables, *built.action_times(done), built.shipped(done))
     static = tables.static_memory[steps.rank]
     return pd.DataFrame(
         {"rank": steps.rank, "time_s": steps.time_s, "activation": steps.held, "memory": steps.held + static}

@@ -14,11 +14,12 @@ from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.sched.costs import Costs
 from mappnb.sched.fit import fit_costs
+from mappnb.sched.idle import PHASES
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.stragglers import Straggler
 from mappnb.widgets._lab_entries import Builder, Entry, Sizes
 from mappnb.widgets._lab_lanes import Lane, lane_of, lane_of_recorded
-from mappnb.widgets._lab_numbers import PHASES, Numbers, lab_columns, too_much
+from mappnb.widgets._lab_numbers import Numbers, lab_columns, too_much
 from mappnb.widgets._lab_recorded import Recorded, recorded_of
 from mappnb.widgets._lab_settings import Settings, adjusted
 

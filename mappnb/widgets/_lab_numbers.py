@@ -11,19 +11,18 @@ import numpy.typing as npt
 
 from mappnb.errors import ScheduleError
 from mappnb.replay import Replayed, critical_path
-from mappnb.sched import codes as c
 from mappnb.sched.costs import Costs, CostTables, Floats
 from mappnb.sched.graph import StepGraph, build
-from mappnb.sched.memory import MemorySteps, Shipped, memory_steps
+from mappnb.sched.idle import idle_phases, own_time
+from mappnb.sched.memory import MemorySteps, memory_steps
 from mappnb.sched.schedule import Schedule
 from mappnb.sched.stragglers import Straggler, inject
 from mappnb.sched.times import span_s
 
-__all__ = ["PHASES", "Limit", "Numbers", "idle_phases", "lab_columns", "tables_of", "too_much"]
+__all__ = ["Limit", "Numbers", "lab_columns", "tables_of", "too_much"]
 
 Array = np.ndarray[Any, Any]
 Limit = float | npt.ArrayLike | None
-PHASES = ("warm_up", "steady", "cool_down")
 """As in :func:`mappnb.analysis.bubbles.bubble_seconds`."""
 
 
@@ -43,7 +42,7 @@ class Numbers:
     busy_s : float
         Time in actions, mean over the ranks, s.
     idle_s : array, dims (phase,)
-        Idle time until ``actions_s`` in :data:`PHASES`, mean over the ranks, s.
+        Idle time until ``actions_s`` in :data:`mappnb.sched.idle.PHASES`, mean over the ranks, s.
     transfer_s : float
         Time that messages take on the critical path, on the wire and as latency, s.
     memory : MemorySteps
@@ -116,11 +115,11 @@ def lab_columns(
     built = build(schedule, tables)
     done = built.run(slack=True)
     start, end = built.action_times(done)
-    own = built.unit == np.arange(len(built.unit))
+    own = own_time(schedule)
     busy = float((end - start)[own].sum()) / schedule.num_ranks
     actions, span = float(end.max(initial=0.0)), span_s(schedule, start, end)
     work, transfer = _critical(built, done)
-    memory = memory_steps(schedule, tables, start, end, _shipped(built, done))
+    memory = memory_steps(schedule, tables, start, end, built.shipped(done))
     return Numbers(
         schedule=schedule,
         start_s=start,
@@ -132,7 +131,7 @@ def lab_columns(
         bubble_fraction=1 - busy / actions if actions else 0.0,
         span_bubble_fraction=1 - busy / span if span else 0.0,
         busy_s=busy,
-        idle_s=idle_phases(schedule, start, end, own),
+        idle_s=idle_phases(schedule, start, end),
         transfer_s=transfer,
         memory=memory,
         peak_memory=memory.peak + tables.static_memory,
@@ -151,12 +150,6 @@ def _critical(built: StepGraph, done: Replayed) -> tuple[float, float]:
     return float(length.sum()), float(length[message].sum()) + max(latency, 0.0)
 
 
-def _shipped(built: StepGraph, done: Replayed) -> Shipped:
-    mine = np.flatnonzero(built.messages.ships)
-    op = built.first_message + mine
-    return Shipped(built.messages.producer[mine], built.messages.consumer[mine], done.start_s[op], done.end_s[op])
-
-
 def _edges(built: StepGraph, done: Replayed) -> list[tuple[int, int, float]]:
     messages = built.messages
     slack = np.maximum(done.latest_end_s - done.end_s, 0.0)[built.first_message : built.first_reduction]
@@ -165,38 +158,6 @@ def _edges(built: StepGraph, done: Replayed) -> list[tuple[int, int, float]]:
     np.minimum.at(least, messages.link, slack)
     source, destination = messages.source[first].tolist(), messages.destination[first].tolist()
     return list(zip(source, destination, least[links].tolist(), strict=True))
-
-
-def idle_phases(schedule: Schedule, start_s: Floats, end_s: Floats, own: npt.NDArray[np.bool_]) -> Floats:
-    """Return the idle time in :data:`PHASES`, mean over the ranks, dims (phase,), s.
-
-    Parameters
-    ----------
-    schedule : Schedule
-    start_s, end_s : array, dims (action,)
-        Its times, s.
-    own : bool array, dims (action,)
-        False for the second action of an overlapped pair, which runs in the time of the first.
-
-    Notes
-    -----
-    As :func:`mappnb.analysis.bubbles.bubble_seconds`: before the rank's first backward, after its last forward, and between.
-    """
-    ranks = schedule.num_ranks
-    rank = np.repeat(np.arange(ranks), np.diff(schedule.offsets))
-    backward = c.kind(schedule.codes) != 0
-    finish = float(end_s.max(initial=0.0))
-    first, last = np.full(ranks, finish), np.zeros(ranks)
-    np.minimum.at(first, rank[backward], start_s[backward])
-    np.maximum.at(last, rank[~backward], end_s[~backward])
-    last = np.maximum(last, first)
-    edge = np.stack([np.zeros(ranks), first, last, np.full(ranks, finish)])
-    out = np.zeros(3)
-    for i in range(3):
-        low, high = edge[i], edge[i + 1]
-        inside = np.minimum(end_s, high[rank]) - np.maximum(start_s, low[rank])
-        out[i] = (high - low).sum() - np.maximum(inside, 0.0)[own].sum()
-    return np.maximum(out, 0.0) / ranks
 
 
 def too_much(numbers: Numbers, limit: Limit) -> str:

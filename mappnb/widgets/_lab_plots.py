@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mappnb.palette import BREAKDOWN_COLOURS
+from mappnb.sched.idle import PHASES
 from mappnb.widgets._lab_lanes import CLASSES
 from mappnb.widgets._lab_model import LabModel
-from mappnb.widgets._lab_numbers import PHASES
 
 __all__ = ["MARKERS", "Columns", "bokeh_js", "columns", "figures", "legend", "memory_columns", "series_colours"]
 

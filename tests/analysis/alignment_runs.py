@@ -135,6 +135,17 @@ def kineto_param():
     return out
 
 
+def kineto_param_events():
+    """Return the NCCL kernels of ../shared/data/param as events: one group, no sequence numbers; times from the first start on."""
+    rows = [(r, ts, dur, name) for r, kernels in kineto_param().items() for ts, dur, name in kernels]
+    rank, ts, dur, name = (np.array(c) for c in zip(*rows, strict=True))
+    op = np.where(np.char.find(name, "AllReduce") >= 0, "all_reduce", "all_to_all").astype(object)
+    start = (ts - ts.min()) * 1000
+    return dataset(
+        rank=rank, category="collective", op=op, group=1, start_ns=start, raw_start_ns=start, duration_ns=dur * 1000
+    )
+
+
 def exit_noise(name):
     """Return ends minus the first end of their collective, ns, as the traces have it: "param", "AR" or "SE"."""
     if name == "param":

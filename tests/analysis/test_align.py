@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import xarray as xr
-from analysis.alignment_runs import DATA, Truth, collectives, dataset, errors, exit_noise, kineto_param
+from analysis.alignment_runs import DATA, Truth, collectives, dataset, errors, exit_noise, kineto_param_events
 
 import mappnb
 from mappnb.analysis import align, aligned, clock_model, ping_pong
@@ -345,20 +345,14 @@ def test_a_missing_rank_is_left_out(tmp_path):
 @needs_traces
 def test_a_real_nccl_job_on_one_host_stays_as_it_is():
     """8 V100s of one host (param): ends agree within 7 us before and after, and no drift is made of 8 calls."""
-    rows = [(r, ts, dur, name) for r, kernels in kineto_param().items() for ts, dur, name in kernels]
-    rank, ts, dur, name = (np.array(c) for c in zip(*rows, strict=True))
-    op = np.where(np.char.find(name, "AllReduce") >= 0, "all_reduce", "all_to_all").astype(object)
-    start = (ts - ts.min()) * 1000
-    events = dataset(
-        rank=rank, category="collective", op=op, group=1, start_ns=start, raw_start_ns=start, duration_ns=dur * 1000
-    )
+    events = kineto_param_events()
     a = align(events)
     offset = a.offset_ns - a.offset_ns[0]
     assert float(np.abs(offset).max()) < 5_000 and (np.abs(offset) <= a.bound_ns + 3_000).all()
     assert float(np.abs(a.drift_ppm).max()) < 1000 and int(a.violations.sum()) == 0
     out = aligned(events, a)
     ends = (out.start_ns + out.duration_ns).values
-    skew = [np.ptp(ends[rank == r][0]) for r in range(8)]
+    skew = [np.ptp(ends[events["rank"].values == r][0]) for r in range(8)]
     calls = mappnb.analysis.match(out)
     assert np.ptp(calls.end_ns.values, axis=1).max() <= 7_000 and len(skew) == 8
     last = np.bincount(calls["rank"].values[np.arange(8), calls.start_ns.values.argmax(axis=1)], minlength=8)

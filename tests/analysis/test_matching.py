@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis.alignment_runs import DATA, dataset, kineto_param
+from analysis.alignment_runs import DATA, dataset, kineto_param_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -169,13 +169,7 @@ def test_bad_input(make):
 
 @pytest.mark.skipif(not (DATA / "param").exists(), reason="needs ../shared/data/param")
 def test_nccl_kernels_of_a_real_job_match_by_order():
-    rows = [(r, ts, dur, name) for r, kernels in kineto_param().items() for ts, dur, name in kernels]
-    rank, ts, dur, name = (np.array(c) for c in zip(*rows, strict=True))
-    op = np.where(np.char.find(name, "AllReduce") >= 0, "all_reduce", "all_to_all").astype(object)
-    start = (ts - ts.min()) * 1000
-    events = dataset(
-        rank=rank, category="collective", op=op, group=1, start_ns=start, raw_start_ns=start, duration_ns=dur * 1000
-    )
+    events = kineto_param_events()
     calls = match(events)
     assert calls.sizes == {"call": 8, "member": 8} and bool(calls.complete.all())
     skew = np.ptp(calls.end_ns.values, axis=1) / 1000

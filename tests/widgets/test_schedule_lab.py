@@ -18,10 +18,11 @@ from mappnb.analysis.bubbles import bubble_seconds
 from mappnb.errors import CostError, MappnbError, ScheduleError
 from mappnb.layout import Layout
 from mappnb.sched import Empirical, Straggler
+from mappnb.sched.idle import PHASES
 from mappnb.testing.runs import make_run
 from mappnb.widgets import ScheduleLab
 from mappnb.widgets._lab_entries import Builder, Sizes, choices, entries_of
-from mappnb.widgets._lab_numbers import PHASES, lab_columns
+from mappnb.widgets._lab_numbers import lab_columns
 from mappnb.widgets._lab_plots import best, columns
 
 COSTS = mappnb.Costs(
