@@ -14,6 +14,7 @@ from mappnb.analysis.links import link_suspects, links
 from mappnb.analysis.match_report import match_report
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
+from mappnb.analysis.work import work
 
 __all__ = [
     "align",
@@ -38,4 +39,5 @@ __all__ = [
     "op_statistics",
     "ping_pong",
     "step_statistics",
+    "work",
 ]
