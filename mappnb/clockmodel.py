@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def anchor_model(incarnations: Iterable[Incarnation], created_wall_ns: int) -> C
                 offset[incarnation.number, rank] = uncertainty[incarnation.number, rank] = 0
         for members in hosts.values():
             if members:
-                shift = int(np.median([a[0] - a[1] - created_wall_ns for _, a in members]))
+                shift = int(median(a[0] - a[1] - created_wall_ns for _, a in members))
                 width = int(min(a[2] for _, a in members))
                 for rank in {r for r, _ in members}:
                     offset[incarnation.number, rank], uncertainty[incarnation.number, rank] = shift, width

@@ -207,7 +207,8 @@ def _throughput(ds: xr.Dataset, models: Mapping[int, Mapping[str, Any]]) -> xr.D
     first = ds.start_ns.where(done).min("rank")
     last = ds.end_ns.where(done).max("rank")
     ds["step_s"] = ((last - first) / 1e9).assign_attrs(units="s", long_name="first start to last end over the ranks")
-    shards = [r for r in ds["rank"].values.tolist() if r < layout.world_size and _is_replica_head(layout, r)]
+    heads = {layout.rank(dp=d) for d in range(layout.dp)}  # one rank of each replica counts its tokens
+    shards = [r for r in ds["rank"].values.tolist() if r in heads]
     tokens = (
         ds.tokens.sel(rank=shards).sum("rank", skipna=True, min_count=1)
         if shards
@@ -221,12 +222,6 @@ def _throughput(ds: xr.Dataset, models: Mapping[int, Mapping[str, Any]]) -> xr.D
         units="1", long_name="model FLOPs utilisation; NaN where the peak of the device is not known"
     )
     return ds
-
-
-def _is_replica_head(layout: Layout, rank: int) -> bool:
-    """Return True for the one rank of each replica that counts its tokens: first in tp, cp and pp."""
-    where = layout.coords(rank)
-    return where["tp"] == where["cp"] == where["pp"] == 0
 
 
 def dataset_attrs(

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -20,7 +21,7 @@ from mappnb.display import run_html, run_text
 from mappnb.errors import MappnbError, did_you_mean
 from mappnb.layout import Layout
 from mappnb.store import Incarnation, Store
-from mappnb.tables import TableReader
+from mappnb.tables import TableReader, step_range
 from mappnb.terms import Category
 
 __all__ = ["Run", "attach"]
@@ -43,7 +44,7 @@ def attach(run_dir: str | os.PathLike[str], *, follow: bool = False) -> Run:
     Returns
     -------
     Run
-        Handles only: nothing but small JSON files is read yet. Reading never writes.
+        Handles only: the folders are listed, the ranks' files are read at the first need of one. Reading never writes.
 
     Raises
     ------
@@ -71,10 +72,14 @@ class Run:
     # ------------------------------------------------------------------------------------------- what is there
     def _look(self) -> None:
         self._incarnations = self.store.incarnations()
-        self._clock = self._chosen or anchor_model(self._incarnations, int(self.store.info["created_wall_ns"]))
+        self.__dict__.pop("_clock", None)
         self._datasets = {}
         self._attributes: dict[str, Any] | None = None
         self._looked_s = time.monotonic()
+
+    @cached_property
+    def _clock(self) -> ClockModel:
+        return self._chosen or anchor_model(self._incarnations, int(self.store.info["created_wall_ns"]))
 
     def refresh(self) -> Run:
         """Look again at what is on disk; returns the run itself. Closed segments are not read twice."""
@@ -302,7 +307,7 @@ class Run:
         keys = self._keys(rank, incarnation)
         window = None if time is None else self._raw_window(time)
         columns, inc, ranks = reader.window(
-            keys=keys, time_ns=window, steps=_step_range(step), sites=self._site_mask(reader, category, op)
+            keys=keys, time_ns=window, steps=step_range(step), sites=self._site_mask(reader, category, op)
         )
         return datasets.events_window(reader, self._clock, self._attrs(), columns, inc, ranks)
 
@@ -388,11 +393,3 @@ class Run:
 
     def _repr_html_(self) -> str:
         return run_html(self)
-
-
-def _step_range(step: int | slice | None) -> tuple[int, int] | None:
-    if step is None:
-        return None
-    if isinstance(step, slice):
-        return (-(2**31) if step.start is None else int(step.start), 2**31 - 1 if step.stop is None else int(step.stop))
-    return int(step), int(step)

@@ -20,7 +20,17 @@ import pyarrow.parquet as pq
 from mappnb.table_specs import META, Columns, TableSpec, merge_meta, superseded
 from mappnb.terms import Flag
 
-__all__ = ["Index", "decode_closed", "read_closed", "read_index", "read_open", "rows_of", "verify_closed"]
+__all__ = [
+    "Index",
+    "decode_closed",
+    "read_closed",
+    "read_index",
+    "read_open",
+    "read_small",
+    "rows_of",
+    "rows_of_alike",
+    "verify_closed",
+]
 
 
 class _OpenFiles:
@@ -78,7 +88,9 @@ class Index:
         groups = self.row_groups
         self.rows = int(groups[:, 4].sum())
         self.stored = frozenset(self.footer.schema.names) if self.footer is not None else frozenset()
-        if len(groups):
+        if len(groups) == 1:
+            self.bounds = tuple(groups[0, :4].tolist())
+        elif len(groups):
             self.bounds = (
                 int(groups[:, 0].min()),
                 int(groups[:, 1].max()),
@@ -115,7 +127,35 @@ class Index:
 
 def read_index(source: Any) -> Index:
     """Read the metadata of a closed segment: a path or a binary file. Raises ValueError if it is not one of ours."""
-    footer = pq.read_metadata(source)
+    return _index_of(pq.read_metadata(source))
+
+
+def read_small(path: str, *, rows: bool) -> tuple[Index, pa.Table | None]:
+    """Read a closed segment of a few kB in one go.
+
+    Parameters
+    ----------
+    path : str
+        A local file.
+    rows : bool
+        Whether its rows will be wanted too.
+
+    Returns
+    -------
+    index : Index
+    table : Table or None
+        The rows where they were wanted and can be decoded; whoever wants them else tries again, and tells.
+    """
+    with open(path, "rb", buffering=0) as source:
+        file = pq.ParquetFile(pa.BufferReader(source.read()))
+    index = _index_of(file.metadata)
+    try:
+        return index, file.read(use_threads=False) if rows else None
+    except Exception:  # noqa: BLE001 (whatever a corrupt file makes pyarrow raise)
+        return index, None
+
+
+def _index_of(footer: Any) -> Index:
     found = footer.metadata or {}
     if META not in found:
         raise ValueError("a Parquet file without mappnb metadata")
@@ -195,6 +235,34 @@ def rows_of(
         return {c: column(c) for c in columns}
     hits -= first
     return {c: column(c)[hits] for c in columns}
+
+
+def rows_of_alike(
+    tables: list[pa.Table | None], spec: TableSpec, indexes: list[Index], columns: tuple[str, ...]
+) -> Columns:
+    """Return the rows of whole segments that store the same ones of ``columns``, one after the other: ten thousand take no loop.
+
+    Parameters
+    ----------
+    tables, indexes : list
+        As for :func:`rows_of`, of each segment.
+    spec : TableSpec
+        Their table.
+    columns : tuple of str
+        Columns wanted.
+    """
+    there = [t for t in tables if t is not None]
+    whole = pa.concat_tables(there) if there else None
+    rows = [i.rows for i in indexes]
+
+    def column(name: str) -> np.ndarray[Any, Any]:
+        if whole is not None and name in indexes[0].stored:
+            return _array(whole.column(name), spec.numpy_dtype(name))
+        fill = missing_value(spec, name)
+        values = [i.meta.get("constant", {}).get(name, fill) for i in indexes]
+        return np.repeat(np.array(values, spec.numpy_dtype(name)), rows)
+
+    return {c: column(c) for c in columns}
 
 
 def read_closed(

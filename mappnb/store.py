@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 
@@ -15,6 +19,41 @@ from mappnb.errors import NotARunError
 from mappnb.paths import INC, INC_NAME, INCARNATION, RANK, RANK_NAME, RANKS, RUN, SEGMENT, check_version
 
 __all__ = ["Incarnation", "Segment", "Store"]
+
+_READERS = 8
+_AT_ONCE = 256
+
+
+class _Entry(NamedTuple):
+    """An entry of a folder; equal stamps: the same content (None: not known)."""
+
+    name: str
+    size: int
+    stamp: tuple[int, int, int] | None = None
+
+
+class _RankFiles(Mapping[int, dict[str, Any]]):
+    """What the ranks tell of themselves. Ten thousand small files take a second: they are read when the first one is looked at."""
+
+    def __init__(self, read: Callable[[], dict[int, dict[str, Any]]]) -> None:
+        self._read = read
+        self._content: dict[int, dict[str, Any]] | None = None
+        self._lock = threading.Lock()
+
+    def _all(self) -> dict[int, dict[str, Any]]:
+        with self._lock:
+            if self._content is None:
+                self._content = self._read()
+            return self._content
+
+    def __getitem__(self, rank: int) -> dict[str, Any]:
+        return self._all()[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +78,13 @@ class Incarnation:
         From 0.
     info : dict
         Content of ``incarnation.json``; empty if it is missing.
-    ranks : dict of int to dict
-        Content of each rank's file that is there.
+    ranks : mapping of int to dict
+        Content of each rank's file that is there; read when it is first looked at.
     """
 
     number: int
     info: dict[str, Any]
-    ranks: dict[int, dict[str, Any]]
+    ranks: Mapping[int, dict[str, Any]]
 
     @property
     def world_size(self) -> int:
@@ -79,32 +118,33 @@ class Store:
         self.root = self.root.rstrip("/") or "/"
         self.local = type(self.fs).__name__ == "LocalFileSystem"
         self.problems: dict[str, str] = {}
+        self._known: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
         self.info = self._read_run()
 
     def _path(self, *parts: str) -> str:
         return "/".join((self.root, *parts))
 
-    def _ls(self, *parts: str) -> list[tuple[str, int]]:
-        """Names and sizes of a folder's entries, temporary files left out; empty if there is no such folder."""
+    def _ls(self, *parts: str) -> list[_Entry]:
+        """Entries of a folder by name, temporary files left out; empty if there is no such folder."""
         path = self._path(*parts)
         try:
             if self.local:
                 with os.scandir(path) as entries:
-                    found = [(e.name, e.stat().st_size) for e in entries if not e.name.endswith(".tmp")]
+                    found = [_entry(e) for e in entries if not e.name.endswith(".tmp")]
             else:
                 found = [
-                    (e["name"].rstrip("/").rsplit("/", 1)[-1], e["size"] or 0)
+                    _Entry(e["name"].rstrip("/").rsplit("/", 1)[-1], e["size"] or 0)
                     for e in self.fs.ls(path, detail=True, refresh=True)
                 ]
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(e for e in found if not e[0].endswith(".tmp"))
+        return sorted((e for e in found if not e.name.endswith(".tmp")), key=lambda e: e.name)
 
     def _json(self, *parts: str) -> dict[str, Any] | None:
         """Content of a JSON file, or None with the problem noted."""
         path = self._path(*parts)
         try:
-            content = json.loads(self.fs.cat_file(path))
+            content = json.loads(_bytes(path) if self.local else self.fs.cat_file(path))
             if not isinstance(content, dict):
                 raise ValueError("not a JSON object")
         except FileNotFoundError:
@@ -130,7 +170,7 @@ class Store:
         return info
 
     def _what_is_here(self) -> str:
-        names = [n for n, _ in self._ls()]
+        names = [e.name for e in self._ls()]
         if RUN in names:
             return f"{self.root}: run.json is {self.problems.get(RUN, 'unreadable')}; restore it, or attach to a copy of the run"
         if not names:
@@ -146,9 +186,9 @@ class Store:
         return f"{self.root}: not a run directory (no run.json; found {', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
 
     def incarnations(self) -> list[Incarnation]:
-        """Return every incarnation with its ranks, the oldest first. Notes files of another run in ``problems``."""
+        """Return every incarnation with its ranks, the oldest first; their files are listed, and read when one is looked at."""
         out = []
-        for name, _ in self._ls():
+        for name in (e.name for e in self._ls()):
             if (match := INC.match(name)) is None:
                 continue
             info = self._json(name, INCARNATION)
@@ -156,13 +196,28 @@ class Store:
                 self.problems.setdefault(
                     f"{name}/{INCARNATION}", "missing; the number of ranks is taken from the rank files"
                 )
-            ranks = {}
-            for file, _ in self._ls(name, RANKS):
-                if (m := RANK.match(file)) and (content := self._json(name, RANKS, file)) is not None:
-                    ranks[int(m[1])] = content
-                    self._check_identity(f"{name}/{RANKS}/{file}", content)
-            out.append(Incarnation(int(match[1]), info or {}, ranks))
+            files = [(int(m[1]), e) for e in self._ls(name, RANKS) if (m := RANK.match(e.name))]
+            out.append(Incarnation(int(match[1]), info or {}, _RankFiles(partial(self._read_ranks, name, files))))
         return sorted(out, key=lambda i: i.number)
+
+    def _read_ranks(self, inc: str, files: list[tuple[int, _Entry]]) -> dict[int, dict[str, Any]]:
+        """Return the content of rank files, those that did not change since taken as they were. Notes files of another run."""
+        parts = [files[i : i + _AT_ONCE] for i in range(0, len(files), _AT_ONCE)]
+        with ThreadPoolExecutor(_READERS) as pool:  # the wait for a network disk, not the parsing, is shared out
+            read = pool.map(lambda part: [(rank, self._rank_file(inc, entry)) for rank, entry in part], parts)
+            return {rank: content for rank, content in chain.from_iterable(read) if content is not None}
+
+    def _rank_file(self, inc: str, entry: _Entry) -> dict[str, Any] | None:
+        where = f"{inc}/{RANKS}/{entry.name}"
+        known = self._known.get(where)
+        if known is not None and known[0] == entry.stamp:
+            return known[1]
+        content = self._json(inc, RANKS, entry.name)
+        if content is not None:
+            self._check_identity(where, content)
+            if entry.stamp is not None:
+                self._known[where] = entry.stamp, content
+        return content
 
     def _check_identity(self, where: str, content: Mapping[str, Any]) -> None:
         if content.get("run_id", self.info["run_id"]) != self.info["run_id"]:
@@ -175,16 +230,16 @@ class Store:
         """Return the files of a table, by rank and number. A closed segment hides the open one of the same number."""
         folder = (INC_NAME.format(incarnation), table)
         if ranks is None:
-            ranks = [int(m[1]) for n, _ in self._ls(*folder) if (m := RANK.match(n))]
+            ranks = [int(m[1]) for e in self._ls(*folder) if (m := RANK.match(e.name))]
         out = []
         for rank in ranks:
             name = RANK_NAME.format(rank)
             found: dict[int, Segment] = {}
-            for file, size in self._ls(*folder, name):  # "open" sorts before "seg"
-                if (m := SEGMENT.match(file)) is None:
+            for entry in self._ls(*folder, name):  # "open" sorts before "seg"
+                if (m := SEGMENT.match(entry.name)) is None:
                     continue
-                path = self._path(*folder, name, file)
-                found[int(m[2])] = Segment(path, incarnation, rank, int(m[2]), m[1] == "seg", size)
+                path = self._path(*folder, name, entry.name)
+                found[int(m[2])] = Segment(path, incarnation, rank, int(m[2]), m[1] == "seg", entry.size)
             out += [found[k] for k in sorted(found)]
             self._note_gaps(table, incarnation, rank, sorted(found))
         return out
@@ -205,3 +260,13 @@ class Store:
         if self.local:
             return sum(f.stat().st_size for f in Path(self.root).rglob("*") if f.is_file())
         return int(self.fs.du(self.root))
+
+
+def _entry(found: os.DirEntry[str]) -> _Entry:
+    stat = found.stat()
+    return _Entry(found.name, stat.st_size, (stat.st_size, stat.st_mtime_ns, stat.st_ino))
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return bytes(file.read())

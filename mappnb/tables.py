@@ -4,24 +4,46 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import chain, groupby
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from mappnb.schema import SITE_FIELDS
-from mappnb.segments import Index, decode_closed, read_index, read_open, rows_of, verify_closed
+from mappnb.segments import (
+    Index,
+    decode_closed,
+    read_index,
+    read_open,
+    read_small,
+    rows_of,
+    rows_of_alike,
+    verify_closed,
+)
 from mappnb.store import Segment, Store
 from mappnb.table_specs import TABLES, Columns
 
-__all__ = ["Sites", "TableReader"]
+__all__ = ["Sites", "TableReader", "step_range"]
 
 Array = np.ndarray[Any, Any]
 _WORKERS = max(2, min(8, os.cpu_count() or 2))
+_AT_ONCE = 64
+_SMALL_BYTES = 32768
+_In, _Out = TypeVar("_In"), TypeVar("_Out")
+_Decoded = pa.Table | Exception | None
+
+
+def _each(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:
+    """Return what ``call`` gives for each item, by a few threads; several items at a time, where they are many and small."""
+    size = max(1, min(_AT_ONCE, len(items) // (8 * _WORKERS)))
+    some = [items[i : i + size] for i in range(0, len(items), size)]
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        return list(chain.from_iterable(pool.map(lambda part: [call(item) for item in part], some)))
 
 
 class Sites:
@@ -75,6 +97,7 @@ class _Part:
     meta: dict[str, Any]
     index: Index | None = None
     columns: Columns | None = None
+    table: pa.Table | None = None
     lookup: Array = field(default_factory=lambda: np.empty(0, np.int32))
 
     @property
@@ -117,9 +140,7 @@ class TableReader:
         """Look again: closed segments are never read twice, growing ones only if they have grown."""
         self.incarnations = incarnations or self.incarnations
         found = [s for i in self.incarnations for s in self.store.segments(self.spec.name, i)]
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            parts = list(pool.map(self._part, found))
-        self.parts = [p for p in parts if p is not None]
+        self.parts = [p for p in _each(self._part, found) if p is not None]
         self._cache = {p.segment.path: p for p in self.parts}
         for part in self.parts:
             if self.has_sites and not len(part.lookup):
@@ -130,6 +151,9 @@ class TableReader:
         if known is not None and known.segment.size == segment.size:
             return known
         try:
+            if segment.closed and self.store.local and segment.size <= _SMALL_BYTES:
+                index, table = read_small(segment.path, rows=not self.has_sites)
+                return self._checked(_Part(segment, index.rows, index.meta, index=index, table=table))
             source = self.store.open(segment)
             if segment.closed:
                 index = read_index(source)
@@ -166,12 +190,13 @@ class TableReader:
         place = segment.path.removeprefix(self.store.root).lstrip("/")
         self.store.problems[place] = f"unreadable ({type(err).__name__}: {str(err)[:120]}); skipped"
 
-    def _decode(
-        self, part: _Part, columns: tuple[str, ...], row_groups: list[int] | None
-    ) -> pa.Table | Exception | None:
+    def _decode(self, part: _Part, columns: tuple[str, ...], row_groups: list[int] | None) -> _Decoded:
         """Decode a closed part; what goes wrong is returned, to be told in the calling thread."""
         if part.index is None:
             return None
+        if row_groups is None and part.table is not None:
+            table, part.table = part.table, None  # held for the first question only: many of them are not small
+            return table
         groups = list(range(len(part.index.row_groups))) if row_groups is None else row_groups
         try:
             return decode_closed(part.index.file or self.store.open(part.segment), part.index, columns, groups)
@@ -181,7 +206,7 @@ class TableReader:
     def _rows(
         self,
         part: _Part,
-        found: pa.Table | Exception | None,
+        found: _Decoded,
         columns: tuple[str, ...],
         row_groups: list[int] | None,
         keep: Callable[[Columns], Array] | None = None,
@@ -215,14 +240,13 @@ class TableReader:
     def column(self, name: str, lo: int = 0, hi: int | None = None) -> Array:
         """Return one stored column, rows ``lo`` to ``hi``, in the order of ranks and segments. Unreadable rows are filled."""
         spans = self._span(lo, hi)
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            decoded = pool.map(lambda item: self._decode(item[0], (name,), None), spans)
-            pieces = [np.empty(0, self.spec.numpy_dtype(name))]
-            for (part, rows), found in zip(spans, decoded, strict=True):
-                column = self._rows(part, found, (name,), None)[name]
-                if len(column) != part.rows:
-                    column = np.full(part.rows, "" if column.dtype == object else 0, column.dtype)
-                pieces.append(column[rows])
+        decoded = _each(lambda item: self._decode(item[0], (name,), None), spans)
+        pieces = [np.empty(0, self.spec.numpy_dtype(name))]
+        for (part, rows), found in zip(spans, decoded, strict=True):
+            column = self._rows(part, found, (name,), None)[name]
+            if len(column) != part.rows:
+                column = np.full(part.rows, "" if column.dtype == object else 0, column.dtype)
+            pieces.append(column[rows])
         return np.concatenate(pieces)
 
     def verify(self) -> None:
@@ -279,16 +303,42 @@ class TableReader:
         items = self._touched(parts, time_ns, steps)
         parts = [part for part, _, _ in items]
         needed = tuple(dict.fromkeys((*wanted, *keep_by)))
-        pieces = []
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            decoded = pool.map(lambda item: self._decode(item[0], needed, item[2]), items)
+        decoded = _each(lambda item: self._decode(item[0], needed, item[2]), items)
+        if not keep_by:
+            pieces, counts = self._whole(parts, decoded, wanted)
+        else:
+            pieces = []
             for (part, span, groups), found in zip(items, decoded, strict=True):
-                mask = partial(self._mask, part, span, steps, sites) if keep_by else None
+                mask = partial(self._mask, part, span, steps, sites)
                 pieces.append(self._rows(part, found, wanted, groups, mask, keep_by))
-        counts = [len(p[wanted[0]]) for p in pieces]
+            counts = [len(p[wanted[0]]) for p in pieces]
         out = {c: np.concatenate([np.empty(0, self.spec.numpy_dtype(c)), *(p[c] for p in pieces)]) for c in wanted}
         place = np.array([p.key for p in parts], np.int32).reshape(-1, 2)
         return out, np.repeat(place[:, 0], counts), np.repeat(place[:, 1], counts)
+
+    def _whole(
+        self, parts: list[_Part], decoded: list[_Decoded], wanted: tuple[str, ...]
+    ) -> tuple[list[Columns], list[int]]:
+        """Return all rows, and how many each part has. Neighbours that store the same columns are taken together."""
+
+        def stores(item: tuple[_Part, _Decoded]) -> frozenset[str] | None:
+            part, found = item
+            alone = part.index is None or isinstance(found, Exception) or "site" in wanted
+            return None if alone or part.index is None else part.index.stored
+
+        pieces, counts = [], []
+        for alike, group in groupby(zip(parts, decoded, strict=True), stores):
+            some = list(group)
+            if alike is None:
+                alone = [self._rows(part, found, wanted, None) for part, found in some]
+                pieces += alone
+                counts += [len(p[wanted[0]]) for p in alone]
+            else:
+                indexes = [part.index for part, _ in some if part.index is not None]
+                tables = [found for _, found in some if not isinstance(found, Exception)]
+                pieces.append(rows_of_alike(tables, self.spec, indexes, wanted))
+                counts += [i.rows for i in indexes]
+        return pieces, counts
 
     def _touched(
         self,
@@ -300,7 +350,8 @@ class TableReader:
         out: list[tuple[_Part, tuple[int, int] | None, list[int] | None]] = []
         for part in parts:
             span = None if time_ns is None else time_ns(part.key)
-            groups = None if part.index is None else part.index.overlapping(span, steps)
+            cut = part.index is not None and not (span is None and steps is None)
+            groups = part.index.overlapping(span, steps) if cut and part.index is not None else None
             if groups is None or groups:
                 out.append((part, span, groups))
         return out
@@ -335,3 +386,12 @@ def _codes(lookup: Array, site: Array) -> Array:
         return np.full(len(site), -1, np.int32)
     known = (site >= 0) & (site < len(lookup))
     return np.where(known, lookup[np.where(known, site, 0)], np.int32(-1))
+
+
+def step_range(step: int | slice | None) -> tuple[int, int] | None:
+    """Return the first and last step that ``step=`` asks for, both included; None for all."""
+    if step is None:
+        return None
+    if isinstance(step, slice):
+        return (-(2**31) if step.start is None else int(step.start), 2**31 - 1 if step.stop is None else int(step.stop))
+    return int(step), int(step)

@@ -17,6 +17,7 @@ from mappnb import segments
 from mappnb.errors import MappnbError
 from mappnb.layout import Layout
 from mappnb.schema import EVENTS, check
+from mappnb.store import Store
 from mappnb.testing.runs import make_run
 
 
@@ -238,3 +239,54 @@ def test_a_run_of_many_ranks_does_not_use_up_the_files_of_the_process(tmp_path, 
 
     assert len(np.unique(whole["rank"])) == 60 and held() <= 16
     assert run.sel().sizes == whole.sizes and 0 < held() <= 16
+
+
+def test_attach_lists_and_reads_rank_files_at_the_first_need(tmp_path, monkeypatch):
+    path = make_run(tmp_path / "run", layout=Layout(dp=6), num_steps=1)
+    read = []
+    plain = Store._json
+    monkeypatch.setattr(Store, "_json", lambda self, *parts: (read.append(parts[-1]), plain(self, *parts))[1])
+    run = mappnb.attach(path)
+    assert [n for n in read if n.startswith("rank")] == []
+    assert run.layout == Layout(dp=6) and sorted(run.incarnations[0].ranks) == list(range(6))
+    assert len([n for n in read if n.startswith("rank")]) == 6
+    info = path / "inc=000/ranks/rank=00002.json"
+    info.write_text(json.dumps({**json.loads(info.read_text()), "degraded": "the disk was full"}))
+    (path / "inc=000/ranks/rank=00004.json").write_text("{")
+    (path / "inc=000/ranks/rank=00005.json").unlink()
+    read.clear()
+    meta = run.refresh().meta  # what did not change is not read again
+    assert sorted(n for n in read if n.startswith("rank")) == ["rank=00002.json", "rank=00004.json"]
+    assert meta["degraded"] == {2: "the disk was full"} and meta["missing_ranks"] == [4, 5]
+    assert list(meta["problems"]) == ["inc=000/ranks/rank=00004.json"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_tables_read_in_one_piece_equal_those_read_part_by_part(tmp_path, ended):
+    """A mask makes the reader go part by part: one that keeps everything must change nothing."""
+    path = make_run(tmp_path / "run", layout=Layout(dp=3), num_steps=4, ended=ended)
+    make_run(path, layout=Layout(dp=3), num_steps=1, resume=True)  # one row: its whole numbers are constant
+    reader = mappnb.attach(path)._reader("steps")
+    everything = (-(2**31), 2**31 - 1)
+    for _ in range(2):  # rows that came with the index, and rows that are decoded again
+        together, *places = reader.window()
+        apart, *others = reader.window(steps=everything)
+        assert len(together["step"]) == 3 * 5
+        for name, values in together.items():
+            assert values.dtype == apart[name].dtype
+            np.testing.assert_array_equal(values, apart[name])
+        for one, other in zip(places, others, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_small_segment_with_a_broken_page_is_told(tmp_path):
+    path = make_run(tmp_path / "run", layout=Layout(dp=2), num_steps=40)
+    segment = next((path / "inc=000/steps/rank=00001").glob("seg-*.parquet"))
+    content = bytearray(segment.read_bytes())
+    content[4:40] = bytes(36)
+    segment.write_bytes(content)
+    run = mappnb.attach(path)
+    with pytest.warns(UserWarning, match="its rows are left out"):
+        steps = run.steps
+    assert steps["rank"].values.tolist() == [0]
+    assert list(run.meta["problems"]) == [f"inc=000/steps/rank=00001/{segment.name}"]
