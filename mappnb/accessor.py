@@ -57,13 +57,19 @@ class MappAccessor:
         """See :func:`mappnb.analysis.export`."""
         return analysis.export(self._ds, path, **options)
 
-    def hta_breakdown(self, *, step: int | slice | None = None, include_last_step: bool = False) -> xr.Dataset:
+    def hta_breakdown(
+        self, *, step: int | slice | None = None, include_last_step: bool = False, whole_us: bool = False
+    ) -> xr.Dataset:
         """See :func:`mappnb.analysis.hta_breakdown`."""
-        return analysis.hta_breakdown(self._ds, step=step, include_last_step=include_last_step)
+        return analysis.hta_breakdown(self._ds, step=step, include_last_step=include_last_step, whole_us=whole_us)
 
     def idle_blocks(self, **options: Any) -> pd.DataFrame:
         """See :func:`mappnb.analysis.idle_blocks`."""
         return analysis.idle_blocks(self._ds, **options)
+
+    def last_arrivals(self, *, step: int | slice | None = None, **options: Any) -> xr.Dataset:
+        """See :func:`mappnb.analysis.last_arrivals`."""
+        return analysis.last_arrivals(self._ds, step=step, **options)
 
     def links(self, **options: Any) -> xr.Dataset:
         """See :func:`mappnb.analysis.links`."""

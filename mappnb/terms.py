@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from enum import IntFlag, StrEnum
 
-__all__ = ["BREAKDOWN", "COLLECTIVE_OPS", "EVENT", "P2P_OPS", "Category", "Flag", "Kind", "Op", "Phase"]
+__all__ = [
+    "BREAKDOWN",
+    "COLLECTIVE_OPS",
+    "EVENT",
+    "P2P_OPS",
+    "UNTOLD_STREAM",
+    "Category",
+    "Flag",
+    "Kind",
+    "Op",
+    "Phase",
+]
 
 
 class Category(StrEnum):
@@ -112,6 +123,9 @@ BREAKDOWN: tuple[str, ...] = (
 
 EVENT = "event"
 """The one dimension of an events dataset."""
+
+UNTOLD_STREAM = 1_000_000
+"""First number of the streams that an importer makes up, one for each lane of device work whose trace tells no stream."""
 
 
 class Flag(IntFlag):

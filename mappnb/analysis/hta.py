@@ -11,7 +11,7 @@ import xarray as xr
 from mappnb.analysis._input import events_of
 from mappnb.analysis._intervals import union_length
 from mappnb.run import Run
-from mappnb.terms import Category
+from mappnb.terms import UNTOLD_STREAM, Category
 
 __all__ = ["hta_breakdown"]
 
@@ -23,18 +23,27 @@ _WORK = (Category.COMPUTE, Category.OPTIMIZER, Category.EVALUATION)
 
 
 def hta_breakdown(
-    run: Run | xr.Dataset, *, step: int | slice | None = None, include_last_step: bool = False
+    run: Run | xr.Dataset,
+    *,
+    step: int | slice | None = None,
+    include_last_step: bool = False,
+    whole_us: bool = False,
 ) -> xr.Dataset:
     """Return how long each rank's device was idle, computed, or did something else, by HolisticTraceAnalysis' definitions.
 
     Parameters
     ----------
     run : Run or Dataset, dims (event,)
-        Events; only those of device lanes (``stream`` 0 or more) count.
+        Events; only those of device lanes count: a ``stream`` of 0 or more that the trace told (below
+        :data:`mappnb.terms.UNTOLD_STREAM`), as HTA takes device work without a stream for host work.
     step : int or slice, optional
         Steps to look at. Where given, all of them count, and ``include_last_step`` says nothing.
     include_last_step : bool
         False leaves out the last step of a rank that has several, as HTA does by default.
+    whole_us : bool
+        Round the ranks' own times inwards to whole µs before anything is counted, as HTA does where a trace has fractions of a µs:
+        starts up, ends down, in doubles (quarters of a µs for times since 1970). The numbers are then HTA's to the µs; without it
+        they are exact.
 
     Returns
     -------
@@ -51,14 +60,13 @@ def hta_breakdown(
     is not idle but non-compute, so a victim looks busy; ``compute_ns`` holds the communication it hides, so that the overlap is in
     no other number; each rank has its own span, so shares of different ranks are not of the same time; a kernel with ``Sync`` in its
     name (SyncBatchNorm) does not compute; and the last step is left out. With several steps, HTA also drops device events whose
-    launch it has not seen (``issue_ns`` below 0). Where HTA reads times with fractions of a µs it rounds them inwards;
-    this counts ns. For steps that sum to one window over all ranks see :func:`mappnb.analysis.breakdown`.
+    launch it has not seen (``issue_ns`` below 0). HTA counts exactly with ``HTA_DISABLE_NS_ROUNDING=1``. For steps that sum to one
+    window over all ranks see :func:`mappnb.analysis.breakdown`.
     """
     events = events_of(run, step)
     events = events.isel(event=np.flatnonzero(_counted(events, whole=step is not None or include_last_step)))
     ranks, cell = np.unique(events["rank"].values, return_inverse=True)
-    start = events.start_ns.values.astype(np.int64)
-    end = start + events.duration_ns.values
+    start, end = _times(events, whole_us=whole_us)
     kind = _kinds(events)
 
     def busy(mask: Array) -> Array:
@@ -86,9 +94,20 @@ def hta_breakdown(
     return xr.Dataset(data, coords={"rank": ranks}, attrs=dict(events.attrs))
 
 
+def _times(events: xr.Dataset, *, whole_us: bool) -> tuple[Array, Array]:
+    """Return start and end in ns; in whole µs of the rank's own clock, where an event within one µs ends before it starts."""
+    if not whole_us:
+        start = events.start_ns.values.astype(np.int64)
+        return start, start + events.duration_ns.values
+    own, length = events.raw_start_ns.values.astype(np.int64), events.duration_ns.values
+    start = own // 1000 + own % 1000 / 1000  # the double that HTA has: since 1970, quarters of a µs
+    end = start + length / 1000
+    return np.ceil(start).astype(np.int64) * 1000, np.floor(end).astype(np.int64) * 1000
+
+
 def _counted(events: xr.Dataset, *, whole: bool) -> Array:
     """Mask of the device events that HTA would count."""
-    device = events.stream.values >= 0
+    device = (events.stream.values >= 0) & (events.stream.values < UNTOLD_STREAM)
     step, issue = events["step"].values, events.issue_ns.values
     ranks, cell = np.unique(events["rank"].values, return_inverse=True)
     last = np.full(len(ranks), -1, np.int64)

@@ -49,17 +49,17 @@ class Communication:
         self.values: dict[str, Array] = {}
         self.assumed = 0
 
-    def fill(self, out: RankRows, device: Array, annotated: Array, lane: Array, launch: Array) -> None:
+    def fill(self, out: RankRows, annotated: Array, launch: Array) -> None:
         """Fill the columns of ``out``.
 
         Parameters
         ----------
         out : RankRows
             With its columns but these.
-        device, annotated : array of bool, dims (event,)
-            Device work; annotations that name a collective.
-        lane, launch : array of int, dims (event,)
-            Thread; row of the launch of device work, -1 for none.
+        annotated : array of int
+            Rows of the host's annotations that name a collective.
+        launch : array of int, dims (event,)
+            Row of the launch of device work, -1 for none.
         """
         rows = list(self.sites)
         moves = np.array([s[0] in (Category.COLLECTIVE, Category.P2P) for s in rows], bool)
@@ -69,7 +69,7 @@ class Communication:
         self._bytes(out)
         if not n:
             return
-        around = self._around(out, calls, annotated, lane, launch)
+        around = self._around(out, calls, annotated, launch[calls])
         told = np.full(n, -1, np.int64)
         at = np.searchsorted(self.few.row, calls)
         has = np.zeros(len(calls), bool)
@@ -108,18 +108,17 @@ class Communication:
                 out[name] = self.names[value]
         return out
 
-    def _around(self, out: RankRows, calls: Array, annotated: Array, lane: Array, launch: Array) -> list[int]:
+    def _around(self, out: RankRows, calls: Array, notes: Array, begun: Array) -> list[int]:
         """Return the row of the annotation around each call's launch, -1 for none."""
         found = np.full(len(calls), -1, np.int64)
-        start, length = out.columns["start_ns"], out.columns["duration_ns"]
-        notes, begun = np.flatnonzero(annotated), launch[calls]
+        start, length, lane = out.columns["start_ns"], out.columns["duration_ns"], out.columns["thread"]
         for thread in np.unique(lane[notes]).tolist():
             mine = notes[lane[notes] == thread]
             mine = mine[np.argsort(start[mine], kind="stable")]
             here = np.flatnonzero((begun >= 0) & (lane[np.maximum(begun, 0)] == thread))
             time = start[begun[here]]
             at = np.searchsorted(start[mine], time, "right") - 1
-            inside = (at >= 0) & (time <= (start + length)[mine][np.maximum(at, 0)])
+            inside = (at >= 0) & (time <= (start[mine] + length[mine])[np.maximum(at, 0)])
             found[here[inside]] = mine[at[inside]]
         return [int(x) for x in found]
 

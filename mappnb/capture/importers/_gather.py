@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mappnb.capture.importers._growing import GrowingColumn
 from mappnb.capture.importers._tracejson import MISSING, MOST_NS, Batch, TraceText, usable
 from mappnb.capture.importers._traces import Lanes
 
@@ -119,7 +120,7 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
         That the batches fill.
     """
     out = Spans()
-    parts: dict[str, list[Array]] = {name: [] for name in _KEPT}
+    kept = {name: GrowingColumn(dtype) for name, dtype in _KEPT.items()}
     few: list[tuple[Array, dict[str, Array]]] = []
     flows: list[Flows] = []
     num, correlated = 0, False
@@ -134,8 +135,8 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
         _note_devices(out, some["device"])
         wide = some["stream"]
         some["stream"] = np.where(wide == MISSING, -1, np.where((wide < 0) | (wide >= 1 << 31), -2, wide))
-        for name, dtype in _KEPT.items():
-            parts[name].append(some[name].astype(dtype))
+        for name, column in kept.items():
+            column.append(some[name])
         has = np.flatnonzero(np.any([some[n] != (MISSING if k == "i" else -1) for n, k in _COMM.items()], axis=0))
         few.append((has + num, {n: some[n][has] for n in _COMM}))
         correlated = correlated or bool(((some["stream"] != -1) & (some["correlation"] != MISSING)).any())
@@ -145,7 +146,7 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
             flows.append(_flows(out, batch, trace))
         num += len(keep)
     for name in _KEPT:
-        out.columns[name] = np.concatenate(parts.pop(name) or [np.zeros(0, _KEPT[name])])
+        out.columns[name] = kept.pop(name).whole()
     if few:
         out.few = Few(np.concatenate([f[0] for f in few]), {n: np.concatenate([f[1][n] for f in few]) for n in _COMM})
     if flows:

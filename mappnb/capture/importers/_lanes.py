@@ -10,49 +10,68 @@ import numpy as np
 __all__ = ["begin_end_pairs", "first_index", "inside", "nesting_depth", "step_of"]
 
 Array = np.ndarray[Any, Any]
+_PIECE = 1 << 16  # rows at a time, where all at once would hold much memory
 
 
-def nesting_depth(lane: Array, start: Array, duration: Array) -> Array:
+def nesting_depth(lane: Array, start: Array, duration: Array, among: Array | None = None) -> Array:
     """Return how many events of the same lane are open when each begins, dims (event,), int16.
 
-    Of events that begin together the longer is outside. Events of no length count as 1 ns long.
+    Of events that begin together the longer is outside. Events of no length count as 1 ns long. Those not ``among`` (a mask) are on
+    no lane: 0.
     """
     depth = np.zeros(len(start), np.int16)
-    order = np.argsort(lane, kind="stable").astype(np.int32 if len(lane) < 1 << 31 else np.int64)
+    rows: Array = (np.arange(len(start)) if among is None else np.flatnonzero(among)).astype(_index(len(start)))
+    order = rows[np.argsort(lane[rows], kind="stable")]
+    del rows
     cuts = np.flatnonzero(np.diff(lane[order])) + 1
     for part in np.split(order, cuts) if len(order) else ():
-        part = _by_time(part, start, duration)  # noqa: PLW2901 (in order of time)
-        begin = start[part]
-        end = duration[part]
-        np.maximum(end, 1, out=end)
-        end += begin
-        end.sort()
-        is_open = np.searchsorted(end, begin, "right")
-        np.subtract(np.arange(len(part)), is_open, out=is_open)
-        depth[part] = np.clip(is_open, 0, np.iinfo(np.int16).max)
+        _depth_of_one(depth, part, start, duration)
     return depth
 
 
-def _by_time(part: Array, start: Array, duration: Array) -> Array:
-    """Return rows by their start, of equal ones the longer first; in little memory."""
-    out = part[np.argsort(start[part], kind="stable")]
-    again = start[out]
-    same = np.flatnonzero(again[1:] == again[:-1])
+def _index(size: int) -> type:
+    return np.int32 if size < 1 << 31 else np.int64
+
+
+def _depth_of_one(depth: Array, part: Array, start: Array, duration: Array) -> None:
+    """Put down the depth of the rows of one lane."""
+    part, begin = _by_time(part, start, duration)
+    end = duration[part]
+    np.maximum(end, 1, out=end)
+    end += begin
+    end.sort()
+    for at in range(0, len(part), _PIECE):
+        some = slice(at, at + _PIECE)
+        is_open = np.arange(at, at + len(begin[some])) - np.searchsorted(end, begin[some], "right")
+        depth[part[some]] = np.clip(is_open, 0, np.iinfo(np.int16).max)
+
+
+def _by_time(part: Array, start: Array, duration: Array) -> tuple[Array, Array]:
+    """Return rows by their start, of equal ones the longer first, and their start; in little memory."""
+    begin = start[part]
+    if (begin[1:] < begin[:-1]).any():
+        order = np.argsort(begin, kind="stable")
+        part = part[order]
+        begin = begin[order]
+    same = np.flatnonzero(begin[1:] == begin[:-1])
     if len(same):
         at = np.unique(np.concatenate([same, same + 1]))
-        tied = out[at]
-        out[at] = tied[np.lexsort((-duration[tied], start[tied]))]
-    return out
+        part = part.copy()
+        tied = part[at]
+        part[at] = tied[np.lexsort((-duration[tied], start[tied]))]
+    return part, begin
 
 
-def step_of(time: Array, steps: Array, start: Array, end: Array) -> Array:
-    """Return the step in whose window each time lies, -1 for none; dims (event,), int32."""
-    out = np.full(len(time), -1, np.int32)
-    if len(steps):
-        order = np.argsort(start, kind="stable")
+def step_of(issue: Array, begin: Array, steps: Array, start: Array, end: Array) -> Array:
+    """Return the step in whose window each event's launch lies, or its start where that is -1; -1 for none; dims (event,), int32."""
+    out = np.full(len(begin), -1, np.int32)
+    order = np.argsort(start, kind="stable")
+    for first in range(0, len(begin) if len(steps) else 0, _PIECE):
+        some = slice(first, first + _PIECE)
+        time = np.where(issue[some] >= 0, issue[some], begin[some])
         at = np.searchsorted(start[order], time, "right") - 1
         inside = (at >= 0) & (time < end[order][np.maximum(at, 0)])
-        out[inside] = steps[order][at[inside]]
+        out[some][inside] = steps[order][at[inside]]
     return out
 
 
@@ -60,9 +79,14 @@ def first_index(keys: Array, wanted: Array) -> Array:
     """Return the index of the first of ``keys`` that equals each of ``wanted``, -1 for none."""
     if not len(keys):
         return np.full(len(wanted), -1, np.int64)
-    order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    return np.where(keys[order][at] == wanted, order[at], -1)
+    order: Array = np.argsort(keys, kind="stable").astype(_index(len(keys)))
+    keys = keys[order]
+    out = np.empty(len(wanted), order.dtype)
+    for first in range(0, len(wanted), _PIECE):
+        some = slice(first, first + _PIECE)
+        at = np.minimum(np.searchsorted(keys, wanted[some]), len(keys) - 1)
+        out[some] = np.where(keys[at] == wanted[some], order[at], -1)
+    return out
 
 
 def inside(lane: Array, time: Array, window_lane: Array, window_start: Array, window_end: Array) -> Array:

@@ -31,7 +31,7 @@ TEXT_KEY: int = _core.TRACE_TEXT_KEY
 MOST_NS = 1 << 61
 """The longest duration, and half the latest time (2116), that fits into sums of 64 bits."""
 
-BATCH_ROWS = 1 << 14
+BATCH_ROWS = 1 << 13
 
 EVENT_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("event", "ph", "c"),

@@ -155,6 +155,7 @@ def write_ranks(work: Path, imported: Imported, report: ImportReport) -> None:
         )
         _write_rank(run, rank, imported, report.format)
         report.add(rank)
+        rank.columns, rank.few = {}, {}  # before the next is read
     if report.num_events == 0:
         raise TraceImportError(f"nothing to show for: {_why_empty(report)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from mappnb.capture.importers._ranks import assign_ranks
 from mappnb.capture.importers._sources import Source
 from mappnb.capture.importers._tracejson import MISSING, TraceText
 from mappnb.capture.importers._traces import Head, look, parsed, read_source, wall_offset_ns
-from mappnb.terms import Category, Phase
+from mappnb.terms import UNTOLD_STREAM, Category, Phase
 
 __all__ = ["import_kineto"]
 
@@ -82,6 +82,7 @@ def import_kineto(sources: Sequence[Source], options: ImportOptions) -> Imported
                 firsts = [h.first_ns for h in heads if h.first_ns is not None]
                 out.first_wall_ns = min([int(rank.columns["start_ns"].min()), *firsts]) + rank.wall_offset_ns
             yield rank
+            del rank  # before the next is read
 
     out.ranks = each()
     return out
@@ -168,6 +169,10 @@ def _facts(spans: Spans, metadata: dict[str, Any]) -> dict[str, Any]:
     return {**out, **({"host": host} if host else {})}
 
 
+def _mask(found: Iterable[object]) -> Array:
+    return np.array([bool(x) for x in found], bool)
+
+
 class _Rows:
     """From the spans of a file to the columns of the events table."""
 
@@ -181,55 +186,62 @@ class _Rows:
         pair = c.pop("pair")
         kinds = [self.names[cat].lower() if cat >= 0 else "" for _, cat in self.spans.pairs]
         texts = [self.names[name] if name >= 0 else "" for name, _ in self.spans.pairs]
-        on_device = np.array([bool(_DEVICE.match(k)) for k in kinds], bool)
-        device = on_device[pair] | (c["stream"] >= 0) & ~np.array([bool(_HOST.search(k)) for k in kinds], bool)[pair]
-        stream = self._streams(c.pop("stream"), c["lane"], device)
+        device = _mask(_DEVICE.match(k) for k in kinds)[pair]
+        device |= (c["stream"] >= 0) & ~_mask(_HOST.search(k) for k in kinds)[pair]
         issue, launch = self._issue(c.pop("correlation"), device, c)
-        thread = np.where(launch >= 0, c["lane"][launch], np.where(device, -1, c["lane"])).astype(np.int32)
+        stream, thread = self._places(
+            device, launch, np.flatnonzero(device & _mask("annotation" in k for k in kinds)[pair])
+        )
         host_only = not device.any()
-        sites = self._sites(
-            pair, texts, kinds, device, self._backward(texts, pair, device, thread, issue), host_only=host_only
-        )
-        marks = device & np.array(["annotation" in k for k in kinds], bool)[pair]
-        stream[marks] = -1
-        thread[marks] = c["lane"][marks]
-        steps = self._steps(texts, pair, ~device)
-        columns = {
-            "site": sites,
-            "start_ns": c.pop("ts"),
-            "duration_ns": c.pop("dur"),
-            "issue_ns": issue,
-            "stream": stream,
-        }
-        lane = c.pop("lane")
-        columns["depth"] = nesting_depth(lane, columns["start_ns"], columns["duration_ns"])
-        columns["depth"][stream >= 0] = 0
-        columns["thread"], columns["step"] = thread, self._step(issue, columns["start_ns"], steps)
-        out.columns = columns
-        annotated = np.array([bool(_ANNOTATION.match(t)) for t in texts], bool)[pair] & ~device
-        Communication(self.spans.few, self.names, self.info, self.world, self.sites).fill(
-            out, device, annotated, lane, launch
-        )
+        backward = self._backward(texts, pair, device, thread, issue)
+        sites = self._sites(pair, texts, kinds, device, backward, host_only=host_only)
+        steps = self._steps(texts, pair, device)
+        annotated = np.flatnonzero(_mask(_ANNOTATION.match(t) for t in texts)[pair] & ~device)
+        del pair, device, backward
+        out.columns = {"site": sites, "start_ns": c.pop("ts"), "duration_ns": c.pop("dur"), "issue_ns": issue}
+        out.columns |= {"stream": stream, "thread": thread}
+        Communication(self.spans.few, self.names, self.info, self.world, self.sites).fill(out, annotated, launch)
+        del launch
+        out.columns["depth"] = nesting_depth(thread, out.columns["start_ns"], out.columns["duration_ns"], stream < 0)
+        out.columns["step"] = step_of(issue, out.columns["start_ns"], *steps)
         out.sites = list(self.sites)
         self._notes(out, host_only=host_only)
 
-    def _streams(self, stream: Array, lane: Array, device: Array) -> Array:
-        """Return the stream of device events: as their args tell, else their thread id, else a number of its own."""
-        tids = np.array([t for _, t in self.spans.lanes.pairs] or [0], np.int64)
-        told = np.where(stream >= 0, stream, tids[lane])
-        odd = device & ((told < 0) | (told >= 1 << 31))
-        told = np.where(odd, 1_000_000 + lane, told)
-        return np.where(device, told, -1).astype(np.int32)
+    def _places(self, device: Array, launch: Array, marks: Array) -> tuple[Array, Array]:
+        """Return the stream and the thread of each event: the lane of what the host did, for device events that of the launch.
+
+        A device event whose args tell no stream is on a lane of :data:`UNTOLD_STREAM` + its number. Annotations on device lanes
+        (``marks``) have their lane for a thread and no stream.
+        """
+        c = self.spans.columns
+        stream, thread = c.pop("stream"), c.pop("lane")
+        untold = np.flatnonzero(device & (stream < 0))
+        stream[untold] = UNTOLD_STREAM + thread[untold]
+        stream[~device] = stream[marks] = -1
+        lanes = thread[marks]
+        thread[device] = -1
+        launched = np.flatnonzero(launch >= 0)
+        thread[launched] = thread[launch[launched]]
+        thread[marks] = lanes
+        return stream, thread
 
     def _issue(self, correlation: Array, device: Array, c: dict[str, Array]) -> tuple[Array, Array]:
         """Return the host time of each device event's launch and the launch's row, -1 for none."""
-        issue, launch = np.full(len(device), -1, np.int64), np.full(len(device), -1, np.int32)
-        hosts = np.flatnonzero(~device & (correlation != MISSING))
-        kernels = np.flatnonzero(device & (correlation != MISSING) & (correlation != 0))
-        at = first_index(correlation[hosts], correlation[kernels])
+        told = correlation != MISSING
+        hosts = np.flatnonzero(~device & told).astype(np.int32)
+        kernels = np.flatnonzero(device & told & (correlation != 0)).astype(np.int32)
+        keys, wanted = correlation[hosts], correlation[kernels]
+        del correlation, told
+        at = first_index(keys, wanted)
+        del keys, wanted
+        launch = np.full(len(device), -1, np.int32)
         launch[kernels[at >= 0]] = hosts[at[at >= 0]]
-        issue[launch >= 0] = c["ts"][launch[launch >= 0]]
-        if not len(kernels) and len(self.spans.flows.id):
+        num_kernels = len(kernels)
+        del at, hosts, kernels
+        issue = np.full(len(device), -1, np.int64)
+        launched = np.flatnonzero(launch >= 0)
+        issue[launched] = c["ts"][launch[launched]]
+        if not num_kernels and len(self.spans.flows.id):
             self._issue_by_arrows(device, c, issue)
         return issue, launch
 
@@ -251,7 +263,7 @@ class _Rows:
     def _backward(self, texts: list[str], pair: Array, device: Array, thread: Array, issue: Array) -> Array:
         """Mask of what ran, or was launched, inside a call of the autograd engine."""
         start, duration = self.spans.columns["ts"], self.spans.columns["dur"]
-        engine = np.flatnonzero(np.array([t.startswith("autograd::engine") for t in texts], bool)[pair] & ~device)
+        engine = np.flatnonzero(_mask(t.startswith("autograd::engine") for t in texts)[pair] & ~device)
         when = np.where(issue >= 0, issue, start)
         return inside(thread, when, thread[engine], start[engine], start[engine] + duration[engine])
 
@@ -279,14 +291,10 @@ class _Rows:
         found: Array = site[code]
         return found
 
-    def _step(self, issue: Array, start: Array, steps: tuple[Array, Array, Array]) -> Array:
-        """Return the step of each event: that of its launch, else that of its start."""
-        return step_of(np.where(issue >= 0, issue, start), *steps)
-
-    def _steps(self, texts: list[str], pair: Array, host: Array) -> tuple[Array, Array, Array]:
+    def _steps(self, texts: list[str], pair: Array, device: Array) -> tuple[Array, Array, Array]:
         """Return (step, start, end) of ``ProfilerStep#N``, and make them rows of the step table."""
         found = [re.fullmatch(r"ProfilerStep\s?#(\d{1,9})", t) for t in texts]
-        rows = np.flatnonzero(np.array([m is not None for m in found], bool)[pair] & host)
+        rows = np.flatnonzero(_mask(found)[pair] & ~device)
         numbers = {i: int(m[1]) for i, m in enumerate(found) if m}
         step = np.array([numbers[p] for p in pair[rows].tolist()], np.int64)
         start = self.spans.columns["ts"][rows]

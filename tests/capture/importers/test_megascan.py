@@ -13,6 +13,7 @@ from capture.importers.trace_files import event
 import mappnb
 from mappnb.capture.importers import TraceImportError, import_trace
 from mappnb.layout import Layout
+from mappnb.terms import UNTOLD_STREAM
 
 
 def rank_file(folder, layout: Layout, rank: int, *, iterations: int = 3):
@@ -85,10 +86,8 @@ def test_arrows_stand_in_for_correlation(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"distributedInfo": {"rank": 0}, "traceEvents": rows}))
     import_trace(tmp_path / "a.json", tmp_path / "run")
     events = mappnb.attach(tmp_path / "run").events
-    assert events.issue_ns.values.tolist() == [-1, 1_700_000_000_000_002_000] and events.stream.values.tolist() == [
-        -1,
-        3,
-    ]
+    assert events.issue_ns.values.tolist() == [-1, 1_700_000_000_000_002_000]
+    assert events.stream.values.tolist() == [-1, UNTOLD_STREAM + 1]  # its args tell none
 
 
 _PEAK = """

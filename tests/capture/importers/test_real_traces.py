@@ -13,7 +13,7 @@ from capture.importers.trace_files import DATA, NEEDS_DATA, mutated
 import mappnb
 from mappnb.capture.importers import TraceImportError, import_trace
 from mappnb.layout import Layout
-from mappnb.terms import Op
+from mappnb.terms import UNTOLD_STREAM, Op
 
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=NEEDS_DATA)
 HTA = DATA / "hta"
@@ -84,6 +84,26 @@ def test_mtia(tmp_path):
     device = events.stream.values >= 0
     assert report.num_read == 455739 and device.sum() == 25814
     assert (events.issue_ns.values[device] > 0).sum() >= 3453 and not report.repairs
+    assert (events.stream.values >= UNTOLD_STREAM).sum() == 137  # transfers without a stream: host work to HTA
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("mtia_trace_single_rank", (5649476, 7305597, 372998)),
+        ("ns_resolution_trace", (10113, 372150, 2371)),
+        ("negative_queue_length_values_check", (705853, 143836, 166865)),
+    ],
+)
+def test_breakdown_is_that_of_hta(tmp_path, name, parts):
+    """What ``TraceAnalysis.get_temporal_breakdown`` of HolisticTraceAnalysis 0.5.0 (pandas 2.3.3) printed for these files."""
+    import_trace(HTA / name, tmp_path / "run")
+    run = mappnb.attach(tmp_path / "run")
+    found = mappnb.analysis.hta_breakdown(run, whole_us=True)
+    assert [found[n].item() for n in ("idle_ns", "compute_ns", "non_compute_ns")] == [n * 1000 for n in parts]
+    exact = mappnb.analysis.hta_breakdown(run)
+    if name == "mtia_trace_single_rank":  # HTA_DISABLE_NS_ROUNDING=1
+        assert exact.idle_ns.item() // 1000 == 5627274 and exact.span_ns.item() // 1000 == 13328071
 
 
 @pytest.mark.parametrize(
