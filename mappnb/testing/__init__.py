@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from mappnb.testing._gen_faults import MissingRank as MissingRank
     from mappnb.testing._gen_faults import MoeImbalance as MoeImbalance
     from mappnb.testing._gen_faults import SlowHost as SlowHost
+    from mappnb.testing._gen_faults import SlowLayer as SlowLayer
     from mappnb.testing._gen_faults import SlowLink as SlowLink
     from mappnb.testing._gen_faults import SlowNic as SlowNic
     from mappnb.testing._gen_faults import SlowRank as SlowRank
     from mappnb.testing._gen_faults import SlowStage as SlowStage
+    from mappnb.testing._gen_noise import noise_of as noise_of
     from mappnb.testing._gen_settings import Clocks as Clocks
     from mappnb.testing._gen_settings import Noise as Noise
     from mappnb.testing._gen_settings import Traffic as Traffic
@@ -45,6 +47,7 @@ __all__ = [
     "MoeImbalance",
     "Noise",
     "SlowHost",
+    "SlowLayer",
     "SlowLink",
     "SlowNic",
     "SlowRank",
@@ -56,6 +59,7 @@ __all__ = [
     "launch",
     "make_run",
     "megatron_on_cpu",
+    "noise_of",
 ]
 
 _FAULTS = (
@@ -68,6 +72,7 @@ _FAULTS = (
     "MissingRank",
     "MoeImbalance",
     "SlowHost",
+    "SlowLayer",
     "SlowLink",
     "SlowNic",
     "SlowRank",
@@ -80,6 +85,7 @@ _WHERE = {
     "TrainSettings": "gpt_settings",
     "launch": "launcher",
     "generate_run": "generate",
+    "noise_of": "_gen_noise",
     **dict.fromkeys(_FAULTS, "_gen_faults"),
     **dict.fromkeys(("Clocks", "Noise", "Traffic"), "_gen_settings"),
     **dict.fromkeys(("ClockTruth", "FaultTruth", "Truth"), "_gen_truth"),

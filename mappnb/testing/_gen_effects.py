@@ -69,6 +69,22 @@ def _slow_stage(fault: f.SlowStage, work: Work, _: int) -> None:
     _scale_compute(work, work.step.stage == fault.stage, float(fault.factor))
 
 
+def _slow_layer(fault: f.SlowLayer, work: Work, _: int) -> None:
+    step = work.step
+    mine = step.rank == fault.rank
+    if step.plan.detail == "layers":
+        _scale_compute(work, mine & (step.layer == fault.layer), float(fault.factor))
+        return
+    stage = _stage_of(fault.layer, step)
+    share = 1.0 / len(step.plan.layers[stage])
+    _scale_compute(work, mine & (step.stage == stage), 1.0 + share * (fault.factor - 1.0))
+
+
+def _stage_of(layer: int, step: Step) -> int:
+    """Return the stage that holds a layer; -1 if none does."""
+    return next((s for s, layers in enumerate(step.plan.layers) if layer in layers), -1)
+
+
 def _slow_link(fault: f.SlowLink, work: Work, _: int) -> None:
     mine = (work.step.rank == fault.source) & (work.step.destination == fault.destination)
     work.duration[mine] = work.duration[mine] * fault.factor + fault.extra_s
@@ -166,6 +182,7 @@ _EFFECTS: Mapping[type, Callable[[Any, Work, int], None]] = {
     f.SlowRank: _slow_rank,
     f.IntermittentRank: _slow_rank,
     f.SlowHost: _slow_host,
+    f.SlowLayer: _slow_layer,
     f.SlowStage: _slow_stage,
     f.SlowLink: _slow_link,
     f.SlowNic: _slow_nic,
@@ -224,6 +241,11 @@ def _unfit(fault: f.Fault, step: Step) -> Iterator[str]:
         if not mine.any():
             peers = np.unique(step.destination[(step.rank == fault.source) & (step.destination >= 0)]).tolist()
             yield f"rank {fault.source} sends nothing to rank {fault.destination}; it sends to {peers or 'nobody'}: choose one of these"
+    if isinstance(fault, f.SlowLayer):
+        stages = np.unique(step.stage[(step.rank == fault.rank) & (step.what == What.COMPUTE)]).tolist()
+        if _stage_of(fault.layer, step) not in stages:
+            layers = [x for s in stages for x in step.plan.layers[s]]
+            yield f"rank {fault.rank} has no layer {fault.layer}; it has layers {layers[:20]}: choose one of these"
     if isinstance(fault, f.MoeImbalance) and step.plan.layout.ep == 1:
         yield "the layout has no expert parallelism; use a Layout(ep=...) above 1"
     if isinstance(fault, f.CheckpointStall) and not step.plan.checkpoint_every:

@@ -18,6 +18,7 @@ __all__ = [
     "MissingRank",
     "MoeImbalance",
     "SlowHost",
+    "SlowLayer",
     "SlowLink",
     "SlowNic",
     "SlowRank",
@@ -94,6 +95,25 @@ class SlowHost(Fault):
     host: int
     factor: float
     throttle: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLayer(Fault):
+    """One layer of the model takes one rank ``factor`` times as long, forward and backward.
+
+    Attributes
+    ----------
+    rank : int
+        Global rank; the layer must be on it.
+    layer : int
+        Layer, counted over the whole model from 0.
+    factor : float
+        On the compute of that layer. With ``detail="actions"`` it shows as a part of its forwards and backwards only.
+    """
+
+    rank: int
+    layer: int
+    factor: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,8 +96,8 @@ class Step:
         With mean durations.
     base : array, dims (pp rank + 1,)
         First operation of each pipeline rank; the last entry is the first message's.
-    rank, what, stage, microbatch, part, axis : array, dims (op,)
-        Of each operation; a message's rank is its source.
+    rank, what, stage, microbatch, part, axis, layer : array, dims (op,)
+        Of each operation; a message's rank is its source; the layer is -1 where an operation is all layers of its action.
     destination : array, dims (op,)
         Rank that a message goes to; -1 for others.
     """
@@ -114,6 +114,7 @@ class Step:
     part: npt.NDArray[np.int8]
     axis: npt.NDArray[np.int8]
     destination: npt.NDArray[np.int32]
+    layer: npt.NDArray[np.int16]
 
     @property
     def replicas(self) -> int:
@@ -191,6 +192,7 @@ def build_step(plan: Plan, members: Members) -> Step:
     return Step(
         plan, members, progs, graph, base, rank.astype(np.int32), what,
         spread("stage", np.int16, -1), spread("microbatch", np.int32, -1), spread("part", np.int8, 0), axis, destination,
+        spread("layer", np.int16, -1),
     )  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class Slot(NamedTuple):
     share: float = 0.0
     num_bytes: float = 0.0
     message: int = -1
+    layer: int = -1
 
 
 class Row(NamedTuple):
@@ -270,10 +271,10 @@ class _Builder:
         layers = list(plan.layers[stage])[:: 1 if kind is Kind.FORWARD else -1]
         first, at = len(self.out.slots), len(self.out.rows)
         if plan.detail == "actions":
-            self._layer(duration, len(layers), kind, 2, place, plan.traffic.layer_bytes * len(layers))
+            self._layer(duration, -1, kind, 2, place, plan.traffic.layer_bytes * len(layers))
         for layer in layers if plan.detail == "layers" else ():
             begin, row = len(self.out.slots), len(self.out.rows)
-            self._layer(duration / len(layers), 1, kind, 3, place, plan.traffic.layer_bytes)
+            self._layer(duration / len(layers), layer, kind, 3, place, plan.traffic.layer_bytes)
             self._row(Category.COMPUTE, Op.LAYER, begin, len(self.out.slots) - 1, 2, layer=layer, name="layer", **place)
             self.out.rows.insert(row, self.out.rows.pop())
         op = Op.FORWARD_STEP if kind is Kind.FORWARD else Op.BACKWARD_STEP
@@ -286,15 +287,15 @@ class _Builder:
             slot = self._slot(Slot(What.DATA, self.plan.data_s, stage, place["microbatch"]))
             self._row(Category.DATA, Op.NEXT_BATCH, slot, slot, 1, **{**place, "phase": Phase.NONE})
 
-    def _layer(self, compute_s: float, count: int, kind: Kind, depth: int, place: dict[str, Any], size: float) -> None:
-        """One layer, or all layers of an action as one: compute in two parts with the experts' dispatch and combine around the second."""
+    def _layer(self, compute_s: float, layer: int, kind: Kind, depth: int, place: dict[str, Any], size: float) -> None:
+        """One layer, or all of an action as one (-1): compute in two parts, with the experts' dispatch and combine around the second."""
         plan = self.plan
         talks = kind is not Kind.BACKWARD_WEIGHT
         sequence = plan.traffic.sequence_parallel and plan.detail == "layers"
         experts = talks and plan.layout.ep > 1
 
         def piece(part: int, share: float) -> None:
-            self._slot(Slot(What.COMPUTE, compute_s * share, place["stage"], place["microbatch"], part))
+            self._slot(Slot(What.COMPUTE, compute_s * share, place["stage"], place["microbatch"], part, layer=layer))
 
         join: Callable[[str, str], None] = lambda axis, op: self._join(  # noqa: E731 (short for one call)
             axis, op, size, depth, place if talks else None

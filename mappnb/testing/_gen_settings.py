@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from mappnb.errors import CostError
 
 __all__ = ["Clocks", "Noise", "Traffic"]
@@ -21,9 +23,15 @@ def require_numbers(value: object, *, positive: tuple[str, ...] = ()) -> None:
             raise CostError(f"{type(value).__name__}: {field.name} is {x!r}; expected a number {least}")
 
 
+SAMPLES: tuple[str, ...] = ("compute_ratios", "rank_ratios", "collective_ratios", "message_ratios", "exit_samples_s")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Noise:
     """How durations vary where nothing is wrong. :meth:`none` gives a run that repeats itself exactly.
+
+    Where samples are given, such as by :func:`mappnb.testing.noise_of` from a real run, they are drawn from with replacement in the
+    place of the distribution.
 
     Attributes
     ----------
@@ -39,6 +47,14 @@ class Noise:
         Log-normal sigma of each transfer.
     exit_s : float
         Mean time in s after which a member notices that a collective is done (exponential).
+    compute_ratios : tuple of float
+        Samples in the place of ``compute_sigma``: a piece of compute over its usual time.
+    rank_ratios : tuple of float
+        Samples in the place of ``rank_sigma``: a rank over its peers.
+    collective_ratios, message_ratios : tuple of float
+        Samples in the place of ``network_sigma``: a transfer over its usual time.
+    exit_samples_s : tuple of float
+        Samples in the place of ``exit_s``, s.
     """
 
     compute_sigma: float = 0.01
@@ -50,12 +66,30 @@ class Noise:
     jitter_tail: float = 1.5
     network_sigma: float = 0.08
     exit_s: float = 2e-6
+    compute_ratios: tuple[float, ...] = ()
+    rank_ratios: tuple[float, ...] = ()
+    collective_ratios: tuple[float, ...] = ()
+    message_ratios: tuple[float, ...] = ()
+    exit_samples_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         require_numbers(self, positive=("jitter_tail",))
+        for name in SAMPLES:
+            self._check_samples(name)
         for name in ("jitter_probability", "drift_memory"):
             if getattr(self, name) > 1:
                 raise CostError(f"Noise: {name} is {getattr(self, name)!r}; expected a number from 0 to 1")
+
+    def _check_samples(self, name: str) -> None:
+        """Raise CostError unless samples are finite and above 0 (times: at least 0); keep them as a tuple of floats."""
+        values = np.asarray(getattr(self, name), np.float64)
+        low = values < 0 if name == "exit_samples_s" else values <= 0
+        wrong = np.flatnonzero(~np.isfinite(values) | low)
+        if values.ndim != 1 or len(wrong):
+            found = f"a {values.ndim}-dimensional array" if values.ndim != 1 else f"{values[wrong[0]]} at {wrong[0]}"
+            least = "of at least 0" if name == "exit_samples_s" else "above 0"
+            raise CostError(f"Noise: {name} has {found}; expected a sequence of finite numbers {least}")
+        object.__setattr__(self, name, tuple(values.tolist()))
 
     @classmethod
     def none(cls) -> Noise:

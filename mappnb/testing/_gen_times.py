@@ -50,8 +50,10 @@ class Times:
 
 def rank_factor(noise: Noise, step: Step, seed: int) -> Floats:
     """Return what each rank is slower by all along, dims (rank,)."""
-    z = np.random.default_rng([seed, 0, 1]).standard_normal(step.members.ranks.size)
-    return np.asarray(np.exp(noise.rank_sigma * z), np.float64)
+    rng, size = np.random.default_rng([seed, 0, 1]), step.members.ranks.size
+    if noise.rank_ratios:
+        return _ratios(noise.rank_ratios, 0.0, size, rng)
+    return np.asarray(np.exp(noise.rank_sigma * rng.standard_normal(size)), np.float64)
 
 
 def simulate(
@@ -97,25 +99,42 @@ def simulate(
 def _add_noise(work: Work, noise: Noise, factor: Floats, rng: np.random.Generator) -> None:
     step = work.step
     compute = np.flatnonzero((step.what == What.COMPUTE) | (step.what == What.OPTIMIZER) | (step.what == What.DATA))
-    z = rng.standard_normal(len(compute))
-    work.duration[compute] *= factor[step.rank[compute]] * _log_normal(noise.compute_sigma, z)
+    own = _ratios(noise.compute_ratios, noise.compute_sigma, len(compute), rng)
+    work.duration[compute] *= factor[step.rank[compute]] * own
     late = rng.random(len(compute)) < noise.jitter_probability
     length = np.minimum((1 - rng.random(len(compute))) ** (-1 / noise.jitter_tail), _CAP) * noise.jitter_s
     work.delay[compute[late]] += length[late]
+    _add_transfer_noise(work, noise, rng)
+
+
+def _add_transfer_noise(work: Work, noise: Noise, rng: np.random.Generator) -> None:
+    step = work.step
     moving = np.flatnonzero((step.what == What.JOIN) | (step.what < 0))
-    work.duration[moving] *= _log_normal(noise.network_sigma, rng.standard_normal(len(moving)))
-    joins = moving[step.what[moving] == What.JOIN]
+    is_join = step.what[moving] == What.JOIN
+    joins = moving[is_join]
+    if noise.collective_ratios or noise.message_ratios:
+        for ops, samples in ((joins, noise.collective_ratios), (moving[~is_join], noise.message_ratios)):
+            work.duration[ops] *= _ratios(samples, noise.network_sigma, len(ops), rng)
+    else:
+        work.duration[moving] *= _ratios((), noise.network_sigma, len(moving), rng)
     _share(work, joins)
-    work.duration[joins] += rng.exponential(noise.exit_s, len(joins)) if noise.exit_s else 0.0
+    if noise.exit_samples_s:
+        work.duration[joins] += _ratios(noise.exit_samples_s, 0.0, len(joins), rng)
+    elif noise.exit_s:
+        work.duration[joins] += rng.exponential(noise.exit_s, len(joins))
+
+
+def _ratios(samples: tuple[float, ...], sigma: float, size: int, rng: np.random.Generator) -> Floats:
+    """Draw factors: out of the samples where there are some, else log-normal of mean 1."""
+    if samples:
+        return np.asarray(samples, np.float64)[rng.integers(len(samples), size=size)]
+    z = rng.standard_normal(size)
+    return np.asarray(np.exp(sigma * z - sigma**2 / 2), np.float64) if sigma else np.ones(size)
 
 
 def _share(work: Work, joins: npt.NDArray[np.int64]) -> None:
     """Give all members of a collective the time of the first one: it moves its data for all at once."""
     work.duration[joins] = work.duration[work.step.leaders][work.step.graph.groups[joins]]
-
-
-def _log_normal(sigma: float, z: Floats) -> Floats | float:
-    return np.asarray(np.exp(sigma * z - sigma**2 / 2), np.float64) if sigma else 1.0
 
 
 def _checkpoints(work: Work) -> None:
