@@ -231,6 +231,7 @@ def dataset_attrs(
     groups: Mapping[int, Any],
     clock: ClockModel,
     shared_clocks: Mapping[int, list[list[int]]] | None = None,
+    imported: str | None = None,
 ) -> Attrs:
     """Return the attributes that every dataset of a run carries: what the analyses need besides the rows."""
     return {
@@ -240,4 +241,5 @@ def dataset_attrs(
         "groups": json.dumps({str(k): v for k, v in groups.items()}),
         "clock_model": clock.name,
         "clocks": json.dumps({str(k): v for k, v in (shared_clocks or {}).items()}),
+        **({"imported": imported} if imported else {}),
     }

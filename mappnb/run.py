@@ -221,6 +221,7 @@ class Run:
                 groups=self.groups,
                 clock=self._clock,
                 shared_clocks={i.number: shared_clocks(i) for i in self._incarnations},
+                imported=next((x for i in self._incarnations if (x := i.info.get("launch", {}).get("imported"))), None),
             )
         return self._attributes
 

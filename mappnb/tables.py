@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,9 @@ Array = np.ndarray[Any, Any]
 _WORKERS = max(2, min(8, os.cpu_count() or 2))
 _AT_ONCE = 64
 _SMALL_BYTES = 32768
-_In, _Out = TypeVar("_In"), TypeVar("_Out")
-_Decoded = pa.Table | Exception | None
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+_Decoded: TypeAlias = "pa.Table | Exception | None"
 
 
 def _each(call: Callable[[_In], _Out], items: Sequence[_In]) -> list[_Out]:

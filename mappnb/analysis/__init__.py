@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mappnb.analysis.align import align, align_run, aligned, clock_model, ping_pong
+from mappnb.analysis.arrivals import last_arrivals
 from mappnb.analysis.breakdown import breakdown
 from mappnb.analysis.bubbles import bubble_fraction, bubble_seconds
 from mappnb.analysis.critical import critical_path, event_slack
@@ -32,6 +33,7 @@ __all__ = [
     "export_parquet",
     "hta_breakdown",
     "idle_blocks",
+    "last_arrivals",
     "link_suspects",
     "links",
     "match",

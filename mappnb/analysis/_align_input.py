@@ -37,6 +37,8 @@ class Observations:
         Ranks that have events, and the number of the clock that each uses.
     prior_ns : int64 array, shape (clock,)
         What was added to a clock's own times to get ``start`` and ``end``, plus ``origin_ns``.
+    read_ns : int64 array, shape (clock,)
+        What the events' own ``start_ns`` adds to them; ``prior_ns`` unless that leaves calls minutes apart.
     origin_ns : int
         Time that counts as 0 in ``start`` and ``end``.
     call, kind : int arrays, shape (row,)
@@ -56,6 +58,7 @@ class Observations:
     ranks: Array
     clock: Array
     prior_ns: Array
+    read_ns: Array
     origin_ns: int
     call: Array
     kind: Array
@@ -102,16 +105,16 @@ def observe(events: xr.Dataset, ranks: Iterable[int] | None = None) -> Observati
     raw = events.raw_start_ns.values[index]
     start = events.start_ns.values[index].astype(np.int64)
     own = raw if bool((raw >= 0).all()) else start
-    prior = _prior(own, start, clock[row_rank], int(clock.max()) + 1)
+    read = _prior(own, start, clock[row_rank], int(clock.max()) + 1)
     call = calls.call[roles.pop("at")]
     length = events.duration_ns.values[index]
-    prior = _near(prior, own + length, clock[row_rank], call)
+    prior = _near(read, own + length, clock[row_rank], call)
     begin = own + prior[clock[row_rank]]
     origin = int(begin.min(initial=np.iinfo(np.int64).max)) if len(begin) else 0
     begin_ns = (begin - origin).astype(np.float64)
     kind = np.asarray(pd.factorize(roles.pop("kind"))[0], np.int64)
     return Observations(
-        ranks, clock, prior, origin, call, kind, row_rank, begin_ns, begin_ns + length,
+        ranks, clock, prior, read, origin, call, kind, row_rank, begin_ns, begin_ns + length,
         unmatched_fraction=unmatched_fraction(calls), **roles,
     )  # fmt: skip
 

@@ -20,8 +20,9 @@ MODEL = "align-1"
 FIRST = -(2**62)
 NONE = 2**63 - 1
 _UNITS = {
-    "offset_ns": "ns", "drift_ppm": "1e-6", "sigma_ns": "ns", "bound_ns": "ns", "hard_low_ns": "ns", "hard_high_ns": "ns",
-    "drift_sigma_ppm": "1e-6", "residual_ns": "ns", "violations": "1", "num_calls": "1", "num_steps": "1", "clock": "1",
+    "offset_ns": "ns", "offset_ms": "ms", "drift_ppm": "1e-6", "sigma_ns": "ns", "bound_ns": "ns",
+    "hard_low_ns": "ns", "hard_high_ns": "ns", "drift_sigma_ppm": "1e-6",
+    "residual_ns": "ns", "violations": "1", "num_calls": "1", "num_steps": "1", "clock": "1",
 }  # fmt: skip
 
 
@@ -61,8 +62,10 @@ def to_dataset(obs: Observations, fit: Fit, attrs: Mapping[str, Any], incarnatio
     rate = (model.coef[:, 1] + slope) / model.half
     offset = obs.prior_ns + np.rint(middle).astype(np.int64)
     of = obs.clock
+    moved = offset - obs.read_ns
     data: dict[str, Any] = {
-        "offset_ns": offset[of], "drift_ppm": (-rate / (1.0 + rate) * 1e6)[of], "sigma_ns": fit.sigma[of],
+        "offset_ns": offset[of], "offset_ms": (moved - moved[fit.reference])[of] / 1e6,
+        "drift_ppm": (-rate / (1.0 + rate) * 1e6)[of], "sigma_ns": fit.sigma[of],
         "bound_ns": fit.bound[of], "hard_low_ns": (offset + fit.low)[of], "hard_high_ns": (offset + fit.high)[of],
         "drift_sigma_ppm": fit.slope_sigma[of] * 1e6, "residual_ns": fit.residual, "violations": fit.violations,
         "num_calls": fit.num_calls, "num_steps": steps[of], "clock": of,

@@ -52,9 +52,12 @@ def align(
     Returns
     -------
     Dataset, dims (rank,) and (rank, piece)
-        ``offset_ns``: what to add to the rank's own times (``raw_start_ns``) at ``attrs["reference_ns"]`` of the run clock;
+        ``offset_ns``: what to add to the rank's own times (``raw_start_ns``) at ``attrs["reference_ns"]`` of the run clock; as large
+        as the times between the clocks' zeros (boots of hosts, or 1970); ``offset_ms``: the same to be read: by how much the rank's events
+        move, in ms, from where ``start_ns`` had them (hosts' anchors, if recorded), beyond those of the reference; above 0 is later;
         ``drift_ppm``: by how much its clock runs faster than the reference's there; ``sigma_ns``: standard deviation of the correction,
-        root mean square over the time of the events; ``bound_ns``: half width that covers the true correction in at least 95 % of cases;
+        root mean square over the time of the events; ``bound_ns``: half width that covers the true correction in at least 95 % of cases
+        (short runs: see the notes);
         ``hard_low_ns``, ``hard_high_ns``: offsets outside contradict causality, infinite where nothing bounds them; ``drift_sigma_ppm``;
         ``residual_ns``: robust standard deviation of single ends from their call's; ``violations``: calls, of ``num_calls``, that the
         rank left before the last had come, by the model and beyond its error; ``num_steps``: clock steps; ``clock``: equal for ranks
@@ -75,6 +78,11 @@ def align(
     by shortest paths over the difference constraints. Broadcast, reduce and p2p bound in one direction; where nothing else connects two
     parts of the job, the middle of such bounds is taken. An exit delay that a rank has always and in every kind of call looks like an
     offset: no method without a second clock can tell (``docs/alignment.md``).
+
+    Short runs: ``bound_ns`` is one number for the whole time, 2.3 times a root mean square, from the scatter of the calls that there are.
+    The truth can lie outside where fewer than eight calls span seconds in which clocks drift (the rate is then hardly measured, and held
+    near 0 with a standard deviation of 200 ppm), at the first and last moments of such a run (the error of a rate is √3 times its root mean
+    square there), and where one of fewer than about 100 calls is an outlier (blocks are single calls then, and cannot outvote it).
     """
     events, ranks = _events(run, incarnation)
     obs = observe(events, ranks)

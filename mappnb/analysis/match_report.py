@@ -11,7 +11,7 @@ import xarray as xr
 
 from mappnb.analysis._input import events_of
 from mappnb.analysis._match_identity import Identity
-from mappnb.analysis.matching import Calls, calls_of
+from mappnb.analysis.matching import Calls, calls_of, complete_calls, unmatched_fraction
 from mappnb.datasets import groups_of
 from mappnb.run import Run
 
@@ -20,7 +20,8 @@ __all__ = ["match_report"]
 Array = np.ndarray[Any, Any]
 COLUMNS = (
     "incarnation", "group", "description", "source", "target", "identity", "num_members", "num_present", "num_calls",
-    "agreed_fraction", "missing", "extra", "truncated_start", "truncated_end", "at_odds", "first_at_odds", "ranks", "finding",
+    "agreed_fraction", "complete_fraction", "missing", "extra", "truncated_start", "truncated_end", "at_odds", "first_at_odds",
+    "ranks", "finding",
 )  # fmt: skip
 
 
@@ -42,10 +43,14 @@ def match_report(
     -------
     DataFrame
         One row per incarnation and group or pair, the worst first. ``identity``: "seq" or "order"; ``num_members`` of the group where that
-        is known, else those present; ``agreed_fraction`` of its events that have partners that agree; over members: ``missing`` calls
-        between a member's first and last, ``extra`` calls that only a minority has, ``truncated_start`` and ``truncated_end``, calls
+        is known, else those present; ``agreed_fraction`` of its events that have partners that agree; ``complete_fraction`` of its calls
+        that every member of the group made once, with equal op and bytes (NaN where no event has an identity); over members: ``missing``
+        calls between a member's first and last, ``extra`` calls that only a minority has, ``truncated_start`` and ``truncated_end``, calls
         before a member's first and after its last; ``at_odds``: calls whose members differ in op or bytes, and the number of the
         ``first_at_odds`` (-1: none); ``ranks`` that differ from the majority; ``finding``: the same in words, empty where all is well.
+
+        ``attrs``, of all groups together: ``complete_fraction`` of the calls, ``unmatched_fraction`` of the events, ``num_calls``,
+        ``num_complete``.
     """
     events = events_of(run, step)
     calls = calls_of(events, identity)
@@ -54,12 +59,22 @@ def match_report(
     parts = np.split(order, np.searchsorted(channel[order], np.arange(1, len(calls.transfers.keys))))
     groups = groups_of(events)
     lost = np.bincount(calls.transfers.channel, weights=calls.transfers.number < 0, minlength=len(calls.transfers.keys))
-    rows = [_row(calls, c, rows, groups, int(lost[c])) for c, rows in enumerate(parts)] if len(channel) else []
+    complete = complete_calls(events, calls)
+    rows = (
+        [_row(calls, c, rows, groups, int(lost[c]), complete) for c, rows in enumerate(parts)] if len(channel) else []
+    )
     table = pd.DataFrame(rows, columns=list(COLUMNS))
-    return table.sort_values("agreed_fraction", kind="stable", ignore_index=True)
+    table = table.sort_values("agreed_fraction", kind="stable", ignore_index=True)
+    table.attrs |= {
+        "complete_fraction": float(complete.mean()) if len(complete) else float("nan"),
+        "unmatched_fraction": unmatched_fraction(calls), "num_calls": calls.num_calls, "num_complete": int(complete.sum()),
+    }  # fmt: skip
+    return table
 
 
-def _row(calls: Calls, channel: int, rows: Array, groups: dict[int, dict[str, Any]], lost: int) -> dict[str, Any]:
+def _row(
+    calls: Calls, channel: int, rows: Array, groups: dict[int, dict[str, Any]], lost: int, complete: Array
+) -> dict[str, Any]:
     t = calls.transfers
     incarnation, group, source, target = t.keys[channel].tolist()
     entry, call = calls.entry[rows], calls.call[rows]
@@ -69,11 +84,13 @@ def _row(calls: Calls, channel: int, rows: Array, groups: dict[int, dict[str, An
     counts = _presence(call, side, list(members))
     odd, first = _at_odds(calls, entry, call, source >= 0)
     total = len(rows) + lost
+    whole = complete[np.unique(call)]
     out: dict[str, Any] = {
         "incarnation": incarnation, "group": group, "description": str(known.get("desc", "")), "source": source, "target": target,
         "identity": "order" if t.by_order[channel] else "seq",
         "num_members": 2 if source >= 0 else len(known.get("ranks", members)), "num_present": len(np.unique(side)),
-        "num_calls": len(np.unique(call)), "agreed_fraction": float(calls.agreed[rows].sum()) / total if total else 0.0,
+        "num_calls": len(whole), "agreed_fraction": float(calls.agreed[rows].sum()) / total if total else 0.0,
+        "complete_fraction": float(whole.mean()) if len(whole) else float("nan"),
         **{k: int(sum(v.values())) for k, v in counts.items()},
         "at_odds": len(odd), "first_at_odds": first,
     }  # fmt: skip

@@ -70,21 +70,23 @@ def calls_of(events: xr.Dataset, identity: Identity = "auto") -> Calls:
     return Calls(t, entry, t.index[entry], np.cumsum(new) - 1, np.flatnonzero(new), agreement(t, entry, new))
 
 
-def _keys(events: xr.Dataset, index: Array) -> Array:
-    """Identity of transfers and waits by their numbers: (incarnation, group, seq) and, for p2p, (source, destination)."""
+def _keys(events: xr.Dataset, index: Array, *, own_rank: bool) -> Array:
+    """Identity of transfers and waits by their numbers: (incarnation, group, seq) and, for p2p, (source, destination); and the rank."""
     source, target, _ = transfer_keys(events, index)
     keys = [events.incarnation.values[index], events.group.values[index], events.seq.values[index], source, target]
+    keys += [events["rank"].values[index]] if own_rank else []
     return np.stack([k.astype(np.int64) for k in keys], 1)
 
 
-def last_arrival_ns(events: xr.Dataset, *, identity: Identity = "seq") -> Array:
+def last_arrival_ns(events: xr.Dataset, *, identity: Identity | None = None) -> Array:
     """Return, for every event, when the last member of its call arrived, on the run clock.
 
     Parameters
     ----------
     events : Dataset, dims (event,)
-    identity : str
-        As of :func:`match`; by their numbers alone, by default.
+    identity : str, optional
+        As of :func:`match`. By default ``"auto"`` for the events of an imported run (``attrs["imported"]``), which may have no numbers or
+        wrong ones, and ``"seq"`` for all others.
 
     Returns
     -------
@@ -93,6 +95,7 @@ def last_arrival_ns(events: xr.Dataset, *, identity: Identity = "seq") -> Array:
         category ``wait`` takes the arrival of the call that it waits for.
     """
     out: Array = events.start_ns.values.astype(np.int64).copy()
+    identity = identity or ("auto" if events.attrs.get("imported") else "seq")
     calls = calls_of(events, identity)
     if not calls.num_calls:
         return out
@@ -101,8 +104,10 @@ def last_arrival_ns(events: xr.Dataset, *, identity: Identity = "seq") -> Array:
     out[calls.index] = last[calls.call]
     waits = np.flatnonzero((events.category.values == Category.WAIT) & (events.seq.values >= 0))
     if len(waits):
-        known = {tuple(k): c for k, c in zip(_keys(events, calls.index).tolist(), calls.call.tolist(), strict=True)}
-        found = np.array([known.get(tuple(k), -1) for k in _keys(events, waits).tolist()])
+        own = identity != "seq"  # numbers that members do not share tell a wait its own rank's call
+        keys = _keys(events, calls.index, own_rank=own).tolist()
+        known = {tuple(k): c for k, c in zip(keys, calls.call.tolist(), strict=True)}
+        found = np.array([known.get(tuple(k), -1) for k in _keys(events, waits, own_rank=own).tolist()])
         hit = found >= 0
         out[waits[hit]] = last[found[hit]]
     return out

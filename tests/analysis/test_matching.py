@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xarray as xr
 from analysis.alignment_runs import DATA, dataset, kineto_param_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,3 +177,23 @@ def test_nccl_kernels_of_a_real_job_match_by_order():
     assert skew.max() <= 7
     last = np.bincount(calls["rank"].values[np.arange(8), calls.start_ns.values.argmax(axis=1)], minlength=8)
     assert last.tolist() == [0, 0, 0, 0, 1, 2, 0, 5]
+
+
+def test_complete_fraction_per_group_and_in_all():
+    tokens = np.random.default_rng(6).integers(0, 9, 20)
+    torn = np.delete(tokens, 7)
+    a = group_events([tokens] * 3, seq=[np.arange(20)] * 3, group=1)
+    b = group_events([tokens, torn], seq=[np.arange(20), np.delete(np.arange(20), 7)], group=2)
+    events = xr.concat([a, b], "event", data_vars="all").assign_attrs(
+        groups='{"1": {"ranks": [0, 1, 2]}, "2": {"ranks": [0, 1]}}'
+    )
+    table = match_report(events)
+    found = dict(zip(table.group, table.complete_fraction, strict=True))
+    assert found == {1: 1.0, 2: 19 / 20}
+    assert table.attrs == {
+        "complete_fraction": 39 / 40, "unmatched_fraction": pytest.approx(1 / 99), "num_calls": 40, "num_complete": 39
+    }  # fmt: skip
+    assert table.attrs["complete_fraction"] == float(match(events).complete.mean())
+    known = events.assign_attrs(groups='{"1": {"ranks": [0, 1, 2, 3]}, "2": {"ranks": [0, 1]}}')  # rank 3 left nothing
+    assert match_report(known).set_index("group").complete_fraction.to_dict() == {1: 0.0, 2: 19 / 20}
+    assert np.isnan(match_report(dataset(rank=np.empty(0, int))).attrs["complete_fraction"])
