@@ -171,6 +171,40 @@ def replay(duration: Annotated[NDArray[numpy.float64], dict(shape=(None,), order
     Fill the results; returns how many operations ended. See mappnb.replay.
     """
 
+class SelfTime:
+    """
+    Self time and arrivals of some steps of all ranks. See mappnb.analysis.work.
+    """
+
+    def __init__(self, ranks: int, first_step: int, last_step: int) -> None: ...
+
+    def add(self, rank: int, offset: int, start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], duration: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], step: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], site: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], stage: Annotated[NDArray[numpy.int16], dict(shape=(None,), order='C', device='cpu', writable=False)], group: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seq: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], peer: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], thread: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], flags: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], kind: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)], op: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """Take rows of a rank; those of other steps are left out."""
+
+    def end_rank(self, column: int) -> None:
+        """Work out the rows taken since the last rank ended."""
+
+    def suspects(self) -> list[int]:
+        """Entries of channels whose numbers do not hold."""
+
+    def read_entries(self, which: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C')]) -> None: ...
+
+    def renumber(self, which: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seq: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], by_order: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def finish(self) -> None:
+        """Once all ranks ended, and once only."""
+
+    def read_cells(self, out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C')]) -> None:
+        """first, last, wait, transfer, covered (ns), imposed, last_calls, calls."""
+
+    def read_part(self, part: int, ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], count: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+
+    @property
+    def steps(self) -> list[int]: ...
+
+    @property
+    def parts(self) -> list[tuple[int, int]]: ...
+
 TRACE_MISSING: int = -9223372036854775808
 
 TRACE_TEXT_KEY: int = -4611686018427387904

@@ -1,0 +1,404 @@
+#include "selftime.hpp"
+
+#include <algorithm>
+
+namespace mappnb {
+
+namespace {
+
+constexpr uint16_t kClipped = 2, kAsync = 16;  // mappnb.terms.Flag
+
+uint64_t mix(uint64_t x) {  // splitmix64, Steele et al. 2014
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+bool is_transfer(int8_t kind) { return kind >= kCollective && kind < kWait; }
+bool is_pair(int8_t kind) { return kind == kSend || kind == kRecv || kind > kWait; }
+bool is_sender(int8_t kind) { return kind == kSend || kind == kWaitSend; }
+
+}  // namespace
+
+SelfTime::SelfTime(int64_t ranks, int32_t first_step, int32_t last_step)
+    : ranks_(ranks), first_step_(first_step), last_step_(last_step) {}
+
+int32_t SelfTime::step_index(int32_t step) {
+  if (step == met_step_) return met_index_;
+  const auto [at, is_new] = step_number_.try_emplace(step, int32_t(steps.size()));
+  if (is_new) {
+    steps.push_back(step);
+    cells.resize(steps.size() * size_t(ranks_));
+  }
+  met_step_ = step;
+  return met_index_ = at->second;
+}
+
+int32_t SelfTime::part_of(int8_t kind, int32_t stage) {
+  if (kind >= kComputeKinds || stage < 0) stage = -1;
+  const auto [at, is_new] = part_number_.try_emplace(int32_t(kind) * 65536 + stage + 1, int32_t(parts.size()));
+  if (is_new) parts.push_back({kind, stage, {}, {}});
+  return at->second;
+}
+
+int32_t SelfTime::channel_of(int64_t group, int32_t source, int32_t target) {
+  const uint64_t hash = mix(uint64_t(group) ^ mix(uint64_t(uint32_t(source)) << 32 | uint32_t(target)));
+  Cached& near = cache_[hash & 63];
+  if (near.number >= 0 && near.group == group && near.source == source && near.target == target) return near.number;
+  auto& found = channel_number_[hash];
+  int32_t number = -1;
+  for (const int32_t c : found)
+    if (channels[c].group == group && channels[c].source == source && channels[c].target == target) number = c;
+  if (number < 0) {
+    number = int32_t(channels.size());
+    channels.push_back({group, source, target, false});
+    found.push_back(number);
+  }
+  near = {group, source, target, number};
+  return number;
+}
+
+int32_t SelfTime::lane_of(int32_t step, int32_t thread, int32_t stream) {
+  const auto same = [&](const Lane& l) { return l.step == step && l.thread == thread && l.stream == stream; };
+  if (met_lane_ >= 0 && same(lanes_[met_lane_])) return met_lane_;
+  auto& found = lane_number_[mix(mix(uint64_t(uint32_t(thread)) << 32 | uint32_t(stream)) ^ uint64_t(uint32_t(step)))];
+  for (const int32_t l : found)
+    if (same(lanes_[l])) return met_lane_ = l;
+  found.push_back(int32_t(lanes_.size()));
+  lanes_.push_back({step, thread, stream, 0, 0});
+  return met_lane_ = found.back();
+}
+
+int32_t SelfTime::add_entry(const EventRows& r, size_t i, const Row& row, int32_t op, int32_t rank, bool aside) {
+  const bool pair = is_pair(row.kind), sender = is_sender(row.kind);
+  const int32_t peer = r.peer[i];
+  const int32_t source = !pair ? -1 : sender ? rank : peer, target = !pair ? -1 : sender ? peer : rank;
+  const bool named = source >= 0 || target < 0;  // a receive from nobody knows no channel
+  const int64_t size = op < 0 ? -1 : r.bytes[i];
+  entries.push_back({row.start, row.end, named ? r.seq[i] : -1,
+                     mix(uint64_t(size) ^ (pair ? 0 : mix(uint64_t(uint32_t(op))))),
+                     channel_of(r.group[i], source, target), row.step, row.kind, aside, false});
+  return int32_t(entries.size() - 1);
+}
+
+void SelfTime::add(const EventRows& r, int32_t rank) {
+  rows_.reserve(rows_.size() + r.rows);
+  for (size_t i = 0; i < r.rows; i++) {
+    const int32_t step = r.step[i];
+    if (step < first_step_ || step > last_step_) continue;
+    const size_t site = size_t(r.site[i]) < r.sites ? size_t(r.site[i]) : r.sites - 1;
+    int8_t kind = r.kind[site];
+    const uint16_t flags = r.flags[i];
+    if (kind < 0) {
+      if (flags & kClipped) continue;  // a step that was begun and never worked in
+      kind = kHost;
+    }
+    const bool aside = is_transfer(kind) && (flags & kAsync);
+    const int64_t start = r.start[i] + r.offset;
+    Row row{start, start + r.duration[i], step_index(step), -1, -1, -1, kind, r.stream[i] < 0};
+    if (kind > kHost)
+      row.entry = add_entry(r, i, row, r.op[site], rank, aside);
+    else
+      row.part = part_of(kind, r.stage[i]);
+    if (!aside) row.lane = lane_of(row.step, r.thread[i], r.stream[i]);
+    rows_.push_back(row);
+  }
+}
+
+// Rows of one lane together, those of one step side by side; in a lane by start, the longest first.
+void SelfTime::order_rows() {
+  std::vector<int32_t> by_step(lanes_.size());
+  for (size_t i = 0; i < by_step.size(); i++) by_step[i] = int32_t(i);
+  std::stable_sort(by_step.begin(), by_step.end(),
+                   [&](int32_t a, int32_t b) { return lanes_[a].step < lanes_[b].step; });
+  for (auto& lane : lanes_) lane.rows = 0;
+  for (const Row& row : rows_)
+    if (row.lane >= 0) lanes_[row.lane].rows++;
+  size_t at = 0;
+  std::vector<Lane> sorted;
+  sorted.reserve(lanes_.size());
+  std::vector<size_t> next(lanes_.size());
+  for (const int32_t l : by_step) {
+    lanes_[l].at = next[l] = at;
+    at += lanes_[l].rows;
+    sorted.push_back(lanes_[l]);
+  }
+  order_.resize(at);
+  for (size_t i = 0; i < rows_.size(); i++)
+    if (rows_[i].lane >= 0) order_[next[rows_[i].lane]++] = uint32_t(i);
+  lanes_.swap(sorted);
+  const auto before = [&](uint32_t a, uint32_t b) {
+    const Row &x = rows_[a], &y = rows_[b];
+    return x.start != y.start ? x.start < y.start : x.end > y.end;
+  };
+  for (const Lane& lane : lanes_) {
+    const auto begin = order_.begin() + ptrdiff_t(lane.at), end = begin + ptrdiff_t(lane.rows);
+    size_t moves = 0;
+    for (auto i = begin; i < end && moves <= 32 * lane.rows; ++i) {  // rows in order of end are nearly in order
+      const uint32_t row = *i;
+      auto j = i;
+      for (; j > begin && before(row, *(j - 1)); --j, ++moves) *j = *(j - 1);
+      *j = row;
+    }
+    if (moves > 32 * lane.rows) std::stable_sort(begin, end, before);  // equal rows have kept their order so far
+  }
+}
+
+void SelfTime::emit(const Row& row, int64_t left, int64_t right, int64_t column, bool alone, bool timed) {
+  if (right <= left) return;
+  const int8_t kind = timed && row.on_host && row.kind <= kOptimizer ? int8_t(kHost) : row.kind;
+  if (kind == kHost) return;
+  const size_t cell = size_t(row.step) * size_t(ranks_) + size_t(column);
+  if (kind < kHost) {
+    parts[row.part].self[cell] += right - left;
+    if (alone)
+      cells[cell].covered += right - left;
+    else
+      pieces_.push_back({left, right, int32_t(cell), -1, int8_t(kind <= kOptimizer ? 0 : 3)});
+    return;
+  }
+  Entry& e = entries[row.entry];
+  if (alone && left == e.start && right == e.end)
+    e.whole = true;
+  else
+    pieces_.push_back({left, right, int32_t(cell), row.entry, 1});
+}
+
+void SelfTime::sweep(size_t from, size_t to, int64_t column, bool alone, bool timed) {
+  struct Open {
+    const Row* row;
+    int64_t end;
+  };
+  std::vector<Open> stack;
+  int64_t now = 0;
+  const auto close = [&](int64_t at) {
+    emit(*stack.back().row, now, at, column, alone, timed);
+    now = std::max(now, at);
+    stack.pop_back();
+  };
+  for (size_t i = from; i < to; i++) {
+    const Row& row = rows_[order_[i]];
+    if (row.end <= row.start) continue;  // an instant takes no time
+    while (!stack.empty() && stack.back().end <= row.start) close(stack.back().end);
+    while (!stack.empty() && stack.back().end < row.end)
+      close(row.start);  // not nested: the later one is the inner one
+    if (!stack.empty()) emit(*stack.back().row, now, row.start, column, alone, timed);
+    now = row.start;
+    stack.push_back({&row, row.end});
+  }
+  while (!stack.empty()) close(stack.back().end);
+}
+
+void SelfTime::end_rank(int64_t column) {
+  bool timed = false;
+  for (const Row& row : rows_) timed |= row.kind < kComputeKinds && !row.on_host;
+  for (Part& part : parts) {
+    part.self.resize(cells.size());
+    part.count.resize(cells.size());
+  }
+  for (const Row& row : rows_) {
+    const size_t cell = size_t(row.step) * size_t(ranks_) + size_t(column);
+    PerCell& c = cells[cell];
+    c.first = std::min(c.first, row.start);
+    c.last = std::max(c.last, row.end);
+    if (row.entry >= 0) entries[row.entry].cell = int32_t(cell);
+    if (row.part >= 0 && !(timed && row.on_host && row.kind <= kOptimizer)) parts[row.part].count[cell]++;
+  }
+  order_rows();
+  for (size_t l = 0; l < lanes_.size(); l++) {
+    const bool alone = (l == 0 || lanes_[l - 1].step != lanes_[l].step) &&
+                       (l + 1 == lanes_.size() || lanes_[l + 1].step != lanes_[l].step);
+    sweep(lanes_[l].at, lanes_[l].at + lanes_[l].rows, column, alone, timed);
+  }
+  rows_.clear();
+  lanes_.clear();
+  lane_number_.clear();
+  met_lane_ = -1;
+}
+
+int64_t SelfTime::Calls::find(const Entry& e) const {
+  if (e.seq < 0 || least[e.channel] > e.seq) return -1;
+  const auto& few = numbers[e.channel];
+  if (!few.empty()) {
+    const auto at = std::lower_bound(few.begin(), few.end(), e.seq);
+    return at != few.end() && *at == e.seq ? offset[e.channel] + (at - few.begin()) : -1;
+  }
+  const int64_t at = offset[e.channel] + e.seq - least[e.channel];
+  return at < offset[e.channel + 1] ? at : -1;
+}
+
+// Calls of all channels side by side, and who came last to each.
+SelfTime::Calls SelfTime::calls() const {
+  Calls out;
+  std::vector<int64_t> most(channels.size(), -1), count(channels.size(), 0);
+  out.least.assign(channels.size(), INT64_MAX);
+  out.numbers.resize(channels.size());
+  for (const Entry& e : entries) {
+    if (!is_transfer(e.kind) || e.seq < 0) continue;
+    out.least[e.channel] = std::min(out.least[e.channel], e.seq);
+    most[e.channel] = std::max(most[e.channel], e.seq);
+    count[e.channel]++;
+  }
+  const auto is_wide = [&](size_t c) { return count[c] && (most[c] - out.least[c]) / 4 > count[c] + 64; };
+  bool any_wide = false;
+  for (size_t c = 0; c < channels.size(); c++) any_wide |= is_wide(c);
+  if (any_wide) {
+    for (const Entry& e : entries)
+      if (is_transfer(e.kind) && e.seq >= 0 && is_wide(size_t(e.channel))) out.numbers[e.channel].push_back(e.seq);
+    for (auto& few : out.numbers) {
+      std::sort(few.begin(), few.end());
+      few.erase(std::unique(few.begin(), few.end()), few.end());
+    }
+  }
+  out.offset.assign(channels.size() + 1, 0);
+  for (size_t c = 0; c < channels.size(); c++) {
+    const int64_t width = !out.numbers[c].empty() ? int64_t(out.numbers[c].size())
+                          : count[c]              ? most[c] - out.least[c] + 1
+                                                  : 0;
+    out.offset[c + 1] = out.offset[c] + width;
+  }
+  out.of.resize(size_t(out.offset.back()));
+  for (size_t i = 0; i < entries.size(); i++) {
+    const Entry& e = entries[i];
+    const int64_t at = is_transfer(e.kind) ? out.find(e) : -1;
+    if (at < 0) continue;
+    Call& call = out.of[at];
+    const int32_t column = int32_t(e.cell % ranks_);
+    if (!call.members) call.tag = e.tag;
+    call.odd |= call.tag != e.tag || (column == call.column && e.kind == kCollective);
+    call.column = column;
+    call.sends += e.kind == kSend;
+    call.members++;
+    if (e.start > call.arrival || call.last < 0) {
+      call.second = call.arrival;
+      call.arrival = e.start;
+      call.last = int32_t(i);
+    } else {
+      call.second = std::max(call.second, e.start);
+    }
+  }
+  return out;
+}
+
+std::vector<int64_t> SelfTime::suspects() const {
+  const Calls found = calls();
+  // entries come rank by rank: one count per channel serves all ranks in turn
+  std::vector<int32_t> total(channels.size()), good(channels.size()), members(channels.size());
+  std::vector<char> numberless(channels.size()), alone(channels.size());
+  std::vector<int32_t> touched;
+  const auto judge = [&] {
+    for (const int32_t c : touched) {
+      alone[c] |= 2 * good[c] < total[c];
+      members[c]++;
+      total[c] = good[c] = 0;
+    }
+    touched.clear();
+  };
+  int32_t column = -1;
+  for (const Entry& e : entries) {
+    if (!is_transfer(e.kind)) continue;
+    if (int32_t(e.cell % ranks_) != column) judge();
+    column = int32_t(e.cell % ranks_);
+    if (!total[e.channel]++) touched.push_back(e.channel);
+    const int64_t at = found.find(e);
+    if (at < 0) {
+      numberless[e.channel] = 1;
+      continue;
+    }
+    const Call& call = found.of[at];
+    good[e.channel] +=
+        !call.odd && call.members >= 2 && (e.kind == kCollective || (call.members == 2 && call.sends == 1));
+  }
+  judge();
+  std::vector<int64_t> out;
+  for (size_t i = 0; i < entries.size(); i++) {
+    const Channel& c = channels[entries[i].channel];
+    const int32_t k = entries[i].channel;
+    const bool known = (c.source >= 0) == (c.target >= 0) && (c.group >= 0 || c.source >= 0);
+    if (is_transfer(entries[i].kind) && known && (numberless[k] || (alone[k] && members[k] > 1)))
+      out.push_back(int64_t(i));
+  }
+  return out;
+}
+
+void SelfTime::renumber(int64_t entry, int64_t seq, bool by_order) {
+  entries[entry].seq = seq;
+  channels[entries[entry].channel].by_order |= by_order;
+}
+
+void SelfTime::finish() {
+  for (Part& part : parts) {
+    part.self.resize(cells.size());
+    part.count.resize(cells.size());
+  }
+  Calls found = calls();
+  const auto call_of = [&](const Entry& e) -> int64_t {
+    return !is_transfer(e.kind) && channels[e.channel].by_order ? -1 : found.find(e);
+  };
+  for (const Entry& e : entries) {  // who is blocked beside the one that came last, and how long
+    const int64_t at = e.aside ? -1 : call_of(e);
+    if (at < 0) continue;
+    Call& call = found.of[at];
+    if (call.members > 1 && call.arrival > call.second && entries[call.last].cell % ranks_ != e.cell % ranks_) {
+      call.since = std::min(call.since, e.start);
+      call.until = std::max(call.until, e.end);
+    }
+  }
+  for (const Call& call : found.of) {
+    if (call.members < 2 || call.arrival <= call.second) continue;
+    PerCell& cell = cells[entries[call.last].cell];
+    cell.last_calls++;
+    if (call.until > INT64_MIN)
+      cell.imposed += std::max<int64_t>(0, std::min(call.arrival, call.until) - std::max(call.second, call.since));
+  }
+  for (const Entry& e : entries) {
+    const int64_t at = e.channel < 0 ? -1 : call_of(e);
+    PerCell& cell = cells[e.cell];
+    cell.calls += at >= 0 && is_transfer(e.kind) && found.of[at].members > 1;
+    if (!e.whole) continue;
+    const int64_t arrival = at >= 0 && found.of[at].members ? found.of[at].arrival : e.start;
+    const int64_t met = std::min(std::max(arrival, e.start), e.end);
+    cell.wait += met - e.start;
+    cell.transfer += e.end - met;
+    cell.covered += e.end - e.start;
+  }
+  settle_pieces(found);
+}
+
+// Pieces of cells with several lanes, and of transfers that hold other spans: compute hides waits, waits hide
+// transfers.
+void SelfTime::settle_pieces(const Calls& found) {
+  std::vector<Piece> cell;
+  for (size_t i = 0; i < pieces_.size();) {
+    cell.clear();
+    const int32_t which = pieces_[i].cell;
+    for (; i < pieces_.size() && pieces_[i].cell == which; i++) {
+      const Piece& p = pieces_[i];
+      if (p.entry < 0) {
+        cell.push_back(p);
+        continue;
+      }
+      const Entry& e = entries[p.entry];
+      const int64_t at = !is_transfer(e.kind) && channels[e.channel].by_order ? -1 : found.find(e);
+      const int64_t arrival = at >= 0 && found.of[at].members ? found.of[at].arrival : e.start;
+      const int64_t met = std::min(std::max(arrival, p.left), p.right);
+      if (met > p.left) cell.push_back({p.left, met, which, -1, 1});
+      if (p.right > met) cell.push_back({met, p.right, which, -1, 2});
+    }
+    std::sort(cell.begin(), cell.end(), [](const Piece& a, const Piece& b) { return a.left < b.left; });
+    int64_t reach[4] = {INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN}, length[4] = {};
+    for (const Piece& p : cell)
+      for (int k = p.rank; k < 4; k++) {
+        if (p.right <= reach[k]) continue;
+        length[k] += p.right - std::max(p.left, reach[k]);
+        reach[k] = p.right;
+      }
+    PerCell& c = cells[which];
+    c.wait += length[1] - length[0];
+    c.transfer += length[2] - length[1];
+    c.covered += length[3];
+  }
+}
+
+}  // namespace mappnb

@@ -1,0 +1,148 @@
+// Self time per (step, rank) and part, and who came last to each transfer, in one pass over the rows of each rank.
+// Knows nothing of Python (see selftime_py.cpp). The numpy twin mappnb/analysis/_work_cells.py is the one to read
+// first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace mappnb {
+
+// A column of rows, or one value for all of them.
+template <class T>
+struct Column {
+  const T* data;
+  size_t stride;  // 1, or 0 for one value
+  T operator[](size_t i) const { return data[i * stride]; }
+};
+
+struct EventRows {
+  size_t rows;
+  int64_t offset;  // added to start
+  Column<int64_t> start, duration, group, seq, bytes;
+  Column<int32_t> step, site, peer, thread, stream;
+  Column<int16_t> stage;
+  Column<uint16_t> flags;
+  const int8_t* kind;  // by site, the last one for unknown sites; -1: a mark
+  const int32_t* op;   // by site; negative where members' sizes may differ
+  size_t sites;
+};
+
+// Numbers of mappnb/analysis/_work_parts.py.
+enum Kind : int8_t {
+  kComputeKinds = 6,
+  kOptimizer = 6,
+  kHost = 11,
+  kCollective = 12,
+  kSend,
+  kRecv,
+  kWait,
+  kWaitSend,
+  kWaitRecv
+};
+
+struct PerCell {  // by (step, rank)
+  int64_t first = INT64_MAX, last = INT64_MIN, wait = 0, transfer = 0, covered = 0, imposed = 0;
+  int32_t last_calls = 0, calls = 0;
+};
+
+struct Part {
+  int32_t kind, stage;
+  std::vector<int64_t> self;  // by cell
+  std::vector<int32_t> count;
+};
+
+struct Entry {  // a transfer, or a wait for one
+  int64_t start, end, seq;
+  uint64_t tag;  // equal where op and size agree
+  int32_t channel, cell;
+  int8_t kind;
+  bool aside, whole;  // in flight beside the program; innermost from its start to its end
+};
+
+struct Channel {
+  int64_t group;
+  int32_t source, target;  // -1 for collectives
+  bool by_order;           // numbers were found by order: waits do not know them
+};
+
+// Steps of all ranks: add the rows of a rank, end it, then the next; finish when all ranks are in.
+class SelfTime {
+ public:
+  SelfTime(int64_t ranks, int32_t first_step, int32_t last_step);
+  void add(const EventRows& rows, int32_t rank);
+  void end_rank(int64_t column);
+  // Entries of channels whose numbers do not hold (mappnb.analysis._match_identity: "auto").
+  std::vector<int64_t> suspects() const;
+  void renumber(int64_t entry, int64_t seq, bool by_order);
+  void finish();
+  int64_t ranks() const { return ranks_; }
+
+  std::vector<int32_t> steps;  // in the order in which they were met; cell = step index * ranks + column
+  std::vector<PerCell> cells;
+  std::vector<Part> parts;
+  std::vector<Entry> entries;
+  std::vector<Channel> channels;
+
+ private:
+  struct Row {
+    int64_t start, end;
+    int32_t step, part, entry, lane;
+    int8_t kind;
+    bool on_host;
+  };
+  struct Lane {
+    int32_t step, thread, stream;
+    size_t rows, at;
+  };
+  struct Piece {
+    int64_t left, right;
+    int32_t cell, entry;
+    int8_t rank;  // what covers what: 0 compute and optimizer, 1 transfers, 3 all else
+  };
+  struct Call {
+    int64_t arrival = INT64_MIN, second = INT64_MIN, since = INT64_MAX, until = INT64_MIN;
+    uint64_t tag = 0;
+    int32_t members = 0, last = -1, sends = 0, column = -1;
+    bool odd = false;
+  };
+  struct Calls {
+    std::vector<int64_t> offset, least;         // by channel
+    std::vector<std::vector<int64_t>> numbers;  // of channels with few numbers in a wide range
+    std::vector<Call> of;
+    int64_t find(const Entry& e) const;
+  };
+
+  int32_t step_index(int32_t step);
+  int32_t part_of(int8_t kind, int32_t stage);
+  int32_t channel_of(int64_t group, int32_t source, int32_t target);
+  int32_t lane_of(int32_t step, int32_t thread, int32_t stream);
+  int32_t add_entry(const EventRows& rows, size_t i, const Row& row, int32_t op, int32_t rank, bool aside);
+  void order_rows();
+  void sweep(size_t from, size_t to, int64_t column, bool alone, bool timed);
+  void emit(const Row& row, int64_t left, int64_t right, int64_t column, bool alone, bool timed);
+  Calls calls() const;
+  void settle_pieces(const Calls& calls);
+
+  int64_t ranks_;
+  int32_t first_step_, last_step_;
+  std::unordered_map<int32_t, int32_t> step_number_;
+  std::unordered_map<int32_t, int32_t> part_number_;
+  std::unordered_map<uint64_t, std::vector<int32_t>> channel_number_;
+  int32_t met_step_ = INT32_MIN, met_index_ = -1;
+  struct Cached {
+    int64_t group = 0;
+    int32_t source = 0, target = 0, number = -1;
+  };
+  Cached cache_[64];
+  std::vector<Row> rows_;
+  std::vector<Lane> lanes_;
+  std::unordered_map<uint64_t, std::vector<int32_t>> lane_number_;
+  int32_t met_lane_ = -1;
+  std::vector<uint32_t> order_;
+  std::vector<Piece> pieces_;
+};
+
+}  // namespace mappnb
