@@ -1,0 +1,237 @@
+"""Who is slow, and why: find_stragglers() on a run, judge() on the self-time table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from mappnb.analysis import causes
+from mappnb.analysis._straggler_base import Table, roles, table_of
+from mappnb.analysis._straggler_find import Excess, Finding, Settings, excess_of, find_hosts, find_ranks, find_stages
+from mappnb.analysis._straggler_rows import frame
+from mappnb.analysis._straggler_victims import find_victims
+from mappnb.analysis._work_parts import COMPUTE_KINDS
+from mappnb.analysis.work import work as self_time
+from mappnb.datasets import layout_of
+from mappnb.errors import MappnbError
+from mappnb.layout import Layout
+from mappnb.run import Run
+
+__all__ = ["find_stragglers", "judge"]
+
+Array = np.ndarray[Any, Any]
+FALSE_DISCOVERY = 0.01
+"""Of the subjects that are named, at most this share by chance; where nothing is wrong, at most one run in a hundred has a false alarm."""
+LEAST_RATIO = 0.03
+"""Least excess of compute, relative: GPUs of one model differ by up to 2 to 3 % for good (silicon, cooling, place in the chassis)."""
+LEAST_FRACTION = 0.01
+"""Least cost of a subject, as a share of the median step: less is not worth a visit."""
+LEAST_STAGE = 0.05
+"""Least excess of a stage over the others, relative: the first and the last stage of a well divided model differ by a few percent."""
+WARM_UP = 1
+"""Steps at the beginning of a run that are not judged: compilation, allocation, connections."""
+MIN_STEPS = 3
+"""Judged steps, below which all is undecided: two in a row to tell a spell from a hiccup, and one to have a usual."""
+
+
+def find_stragglers(
+    run: Run | xr.Dataset,
+    *,
+    step: int | slice | None = None,
+    false_discovery: float = FALSE_DISCOVERY,
+    least_ratio: float = LEAST_RATIO,
+    least_fraction: float = LEAST_FRACTION,
+    least_stage: float = LEAST_STAGE,
+    warm_up: int = WARM_UP,
+) -> pd.DataFrame:
+    """Return who is slow, who only waits or passes a delay on, and why; the largest effect first.
+
+    Parameters
+    ----------
+    run : Run or Dataset, dims (event,)
+        Events of all ranks, recorded, imported or simulated.
+    step : int or slice, optional
+        Steps to look at; all by default.
+    false_discovery : float
+        Share of the named subjects that may be there by chance.
+    least_ratio : float
+        Least excess of compute over the peers, relative.
+    least_fraction : float
+        Least cost, as a share of the median step.
+    least_stage : float
+        Least excess of a stage over the other stages, relative.
+    warm_up : int
+        Steps at the beginning of the run that are not judged.
+
+    Returns
+    -------
+    DataFrame
+        ``subject_kind``: rank, host, link, stage or job; ``subject``; ``verdict``: culprit, victim (late because of another), clear, or
+        undecided (the evidence is one-sided or too little); ``cause``: one of :data:`mappnb.analysis.causes.CAUSES`, empty for
+        victim and clear; ``effect_s``: what it costs in a step in which it is slow, s; ``effect_fraction``: that over the median step;
+        ``first_step``, ``last_step``: first and last slow step, -1 for none; ``evidence`` in words. A row for each rank that is not
+        part of a slow host; other subjects only where they are culprit or undecided. ``attrs["notes"]``: sentences on what could
+        not be judged and why.
+
+    Raises
+    ------
+    MappnbError
+        If no event belongs to a step, or a threshold is out of range.
+
+    Notes
+    -----
+    Self time, waits taken out (:func:`mappnb.analysis.work`), against the faster quarter of the ranks of the same stage in the same
+    step; of a rank alone on its stage, against its own usual steps and the other stages. See docs/stragglers.md for the method,
+    every threshold, and what it cannot know.
+    """
+    table = self_time(run, step=step)
+    return judge(
+        table,
+        layout=_layout(run),
+        false_discovery=false_discovery,
+        least_ratio=least_ratio,
+        least_fraction=least_fraction,
+        least_stage=least_stage,
+        warm_up=warm_up,
+    )
+
+
+def judge(
+    work: xr.Dataset,
+    *,
+    layout: Layout | None = None,
+    false_discovery: float = FALSE_DISCOVERY,
+    least_ratio: float = LEAST_RATIO,
+    least_fraction: float = LEAST_FRACTION,
+    least_stage: float = LEAST_STAGE,
+    warm_up: int = WARM_UP,
+) -> pd.DataFrame:
+    """Return the verdicts that the self-time table alone allows; reads nothing else.
+
+    Parameters
+    ----------
+    work : Dataset, dims (step, rank, part)
+        As :func:`mappnb.analysis.work` gives it; it may grow between calls.
+    layout : Layout, optional
+        Parallel layout; by default that of the table's attributes.
+    false_discovery, least_ratio, least_fraction, least_stage, warm_up
+        As in :func:`find_stragglers`.
+
+    Returns
+    -------
+    DataFrame
+        As :func:`find_stragglers` returns it, without links and without what only events, metrics or telemetry tell.
+
+    Raises
+    ------
+    MappnbError
+        If a threshold is out of range.
+    """
+    settings = _settings(false_discovery, least_ratio, least_fraction, least_stage, warm_up)
+    findings, excess, notes = findings_of(work, layout or layout_of(work), settings, warm_up)
+    out = frame(findings, excess)
+    out.attrs["notes"] = notes
+    return out
+
+
+def _settings(
+    false_discovery: float, least_ratio: float, least_fraction: float, least_stage: float, warm_up: int
+) -> Settings:
+    for name, value, top in (
+        ("false_discovery", false_discovery, 1.0),
+        ("least_ratio", least_ratio, np.inf),
+        ("least_fraction", least_fraction, np.inf),
+        ("least_stage", least_stage, np.inf),
+    ):
+        if not 0 < value < top:
+            raise MappnbError(
+                f"find_stragglers: {name} is {value!r}; expected a number above 0"
+                + (" and below 1" if top == 1 else "")
+            )
+    if not isinstance(warm_up, int) or warm_up < 0:
+        raise MappnbError(f"find_stragglers: warm_up is {warm_up!r}; expected a number of steps, 0 or more")
+    return Settings(false_discovery, least_ratio, least_fraction, least_stage)
+
+
+def _layout(run: Run | xr.Dataset) -> Layout:
+    return run.layout if isinstance(run, Run) else layout_of(run)
+
+
+def findings_of(
+    work: xr.Dataset, layout: Layout, settings: Settings, warm_up: int
+) -> tuple[list[Finding], Excess, list[str]]:
+    """Return what the self-time table tells: findings, the excess of all ranks, and notes."""
+    judged, notes = _judged(work, warm_up)
+    table = table_of(judged, roles(judged, _coordinate(judged, layout)))
+    numbers = {n: judged[n].values.astype(np.float64) for n in ("imposed_s", "wait_s", "transfer_s", "calls")}
+    if len(table.step) < MIN_STEPS:
+        notes.append(
+            f"{len(table.step)} judged steps are too few: record at least {MIN_STEPS + warm_up} steps, the first {warm_up} are warm-up"
+        )
+        excess = excess_of(table, numbers)
+        return _too_short(excess, len(table.step)), excess, notes
+    ranks, excess = find_ranks(table, numbers, settings)
+    notes += _notes(table, excess)
+    found = find_hosts(ranks, excess)
+    found += find_stages(*_stage_seconds(judged), found, settings, table)
+    for f in found:
+        causes.explain(f, judged, excess)
+    found += find_victims(found, excess, layout)
+    return found, excess, notes
+
+
+def _judged(work: xr.Dataset, warm_up: int) -> tuple[xr.Dataset, list[str]]:
+    """Return the table without the warm-up steps of the run, and a note of it."""
+    step = work["step"].values
+    keep = step >= warm_up
+    if keep.all() or not warm_up:
+        return work, []
+    skipped = ", ".join(map(str, step[~keep].tolist()))
+    return work.isel(step=np.flatnonzero(keep)), [f"warm-up not judged: step {skipped}"]
+
+
+def _coordinate(work: xr.Dataset, layout: Layout) -> Array | None:
+    ranks = work["rank"].values
+    if layout.pp == 1 or not len(ranks) or int(ranks.max()) >= layout.world_size:
+        return None
+    return np.array([layout.coords(int(r))["pp"] for r in ranks])
+
+
+def _stage_seconds(work: xr.Dataset) -> tuple[Array, Array]:
+    """Return the stages, and the compute of each rank for each, dims (step, rank, stage), s; NaN where it has none."""
+    kinds, stage = work["part_kind"].values.astype(str), work["part_stage"].values
+    staged = np.isin(kinds, COMPUTE_KINDS) & (stage >= 0)
+    stages = np.unique(stage[staged])
+    seconds, count = work["seconds"].values, work["count"].values
+    out = np.full((*seconds.shape[:2], len(stages)), np.nan)
+    for i, s in enumerate(stages.tolist()):
+        mine = staged & (stage == s)
+        out[:, :, i] = np.where(count[:, :, mine].sum(2) > 0, seconds[:, :, mine].sum(2), np.nan)
+    return stages, out
+
+
+def _too_short(excess: Excess, steps: int) -> list[Finding]:
+    out = []
+    for r, rank in enumerate(excess.table.rank.tolist()):
+        parts = [s[:, r] for s in excess.seconds.values()]
+        own = float(np.median(np.nansum(parts, axis=0))) if steps else 0.0
+        f = Finding("rank", str(rank), [r], "undecided", "unknown", own)
+        f.evidence = [f"only {steps} judged steps"]
+        out.append(f)
+    return out
+
+
+def _notes(table: Table, excess: Excess) -> list[str]:
+    out = []
+    alone = int((excess.peers == 0).sum())
+    if alone:
+        out.append(
+            f"{alone} of {len(table.rank)} ranks have no peer on their stage: compared with their own usual steps and with the other "
+            "stages; a rank that was slow from the first step cannot be told from a stage with more work"
+        )
+    if not excess.has_calls.any():
+        out.append("no collective or message is matched: judged by durations alone, nobody knows who waited for whom")
+    return out
