@@ -197,7 +197,7 @@ def test_the_importer_reads_it_back(run, tmp_path):
 
 
 def test_sql_of_the_docs(run, tmp_path, monkeypatch):
-    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed; it is no dependency")
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed; it is in the dev extra")
     page = (Path(__file__).parents[1] / "docs/export.md").read_text()
     monkeypatch.chdir(tmp_path)
     analysis.export(run, "events.parquet")
