@@ -33,6 +33,10 @@ class MappAccessor:
         """See :func:`mappnb.analysis.align`."""
         return analysis.align(self._ds, **options)
 
+    def attribute(self, **options: Any) -> xr.Dataset:
+        """See :func:`mappnb.analysis.attribute`."""
+        return analysis.attribute(self._ds, **options)
+
     def breakdown(self, *, step: int | slice | None = None) -> xr.Dataset:
         """See :func:`mappnb.analysis.breakdown`."""
         return analysis.breakdown(self._ds, step=step)
@@ -56,6 +60,10 @@ class MappAccessor:
     def export(self, path: str | os.PathLike[str], **options: Any) -> Path:
         """See :func:`mappnb.analysis.export`."""
         return analysis.export(self._ds, path, **options)
+
+    def find_stragglers(self, **options: Any) -> pd.DataFrame:
+        """See :func:`mappnb.analysis.find_stragglers`."""
+        return analysis.find_stragglers(self._ds, **options)
 
     def hta_breakdown(
         self, *, step: int | slice | None = None, include_last_step: bool = False, whole_us: bool = False
@@ -88,3 +96,7 @@ class MappAccessor:
         from mappnb.widgets.timeline import Timeline
 
         return Timeline(self._ds, **options)
+
+    def what_if(self, **options: Any) -> xr.Dataset:
+        """See :func:`mappnb.analysis.what_if`."""
+        return analysis.what_if(self._ds, **options)

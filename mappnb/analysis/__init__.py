@@ -15,12 +15,15 @@ from mappnb.analysis.links import link_suspects, links
 from mappnb.analysis.match_report import match_report
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
+from mappnb.analysis.stragglers import find_stragglers
+from mappnb.analysis.whatif import attribute, what_if
 from mappnb.analysis.work import work
 
 __all__ = [
     "align",
     "align_run",
     "aligned",
+    "attribute",
     "breakdown",
     "bubble_fraction",
     "bubble_seconds",
@@ -31,6 +34,7 @@ __all__ = [
     "export",
     "export_chrome",
     "export_parquet",
+    "find_stragglers",
     "hta_breakdown",
     "idle_blocks",
     "last_arrivals",
@@ -41,5 +45,6 @@ __all__ = [
     "op_statistics",
     "ping_pong",
     "step_statistics",
+    "what_if",
     "work",
 ]
