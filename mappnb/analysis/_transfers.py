@@ -66,7 +66,7 @@ def transfers(events: xr.Dataset, hosts: Mapping[int, str]) -> tuple[pd.DataFram
     calls : DataFrame
         ``op``; ``lane``, number of the pair of ranks or of the group; ``source``, ``destination``, -1 for a collective; ``group``;
         ``size``, ranks; ``bytes`` (the largest of the members), ``mean_bytes``; ``seconds``, NaN where the waiting cannot be told
-        from the transfer; ``reach``, "intra" or "inter" host.
+        from the transfer; ``reach``, "intra" or "inter" host; ``step``.
     members : dict of int to list of int
         Ranks of each group: by the table of groups, else those that were seen.
     """
@@ -75,7 +75,7 @@ def transfers(events: xr.Dataset, hosts: Mapping[int, str]) -> tuple[pd.DataFram
     )
     chosen = events.isel(event=index)
     rows = pd.DataFrame(
-        {n: chosen[n].values for n in ("rank", "op", "group", "seq", "peer", "bytes", "flags", "stream")}
+        {n: chosen[n].values for n in ("rank", "step", "op", "group", "seq", "peer", "bytes", "flags", "stream")}
     )
     rows["flags"] = rows["flags"].astype(np.int64)
     rows["call"], rows["start"] = call_ids(chosen), chosen.start_ns.values.astype(np.int64)
@@ -105,7 +105,7 @@ def _collectives(rows: pd.DataFrame, members: Mapping[int, list[int]]) -> pd.Dat
     rows = rows.assign(ns=rows["end"] - rows["start"], bad=(rows["flags"] & (_UNSURE | int(Flag.ASYNC))) != 0)
     grouped = rows.groupby("call")
     out = grouped.agg(
-        op=("op", "first"), group=("group", "first"), seen=("rank", "nunique"), rows=("rank", "size"),
+        op=("op", "first"), group=("group", "first"), step=("step", "min"), seen=("rank", "nunique"), rows=("rank", "size"),
         bytes=("bytes", "max"), mean_bytes=("bytes", "mean"), ns=("ns", "min"), bad=("bad", "any"),
     )  # fmt: skip
     sizes = {g: len(m) for g, m in members.items()}
@@ -115,7 +115,7 @@ def _collectives(rows: pd.DataFrame, members: Mapping[int, list[int]]) -> pd.Dat
     out["seconds"] = (out["ns"] / 1e9).where(sure)
     out["source"] = out["destination"] = -1
     out = out[(out["bytes"] > 0) & (out["size"] > 1)]
-    return out[["op", "group", "size", "bytes", "mean_bytes", "seconds", "source", "destination"]]
+    return out[["op", "group", "step", "size", "bytes", "mean_bytes", "seconds", "source", "destination"]]
 
 
 def _messages(rows: pd.DataFrame, sending: Array, events: xr.Dataset) -> pd.DataFrame:
@@ -136,7 +136,7 @@ def _messages(rows: pd.DataFrame, sending: Array, events: xr.Dataset) -> pd.Data
     sure = both["blocked"] & (both["there"] <= begin) & ((both["flags"] | both["flags_in"]) & _UNSURE == 0)
     out = pd.DataFrame({"op": SEND_RECV, "group": both["group"], "size": 2, "bytes": both["bytes"]})
     out["mean_bytes"], out["seconds"] = out["bytes"].astype(float), (ns / 1e9).where(sure)
-    out["source"], out["destination"] = both["rank"], both["peer"]
+    out["source"], out["destination"], out["step"] = both["rank"], both["peer"], both["step"]
     return out[out["bytes"] > 0]
 
 
