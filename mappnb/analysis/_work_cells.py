@@ -65,7 +65,7 @@ class Cells:
     last: Array
     wait_ns: Array
     transfer_ns: Array
-    host_ns: Array
+    covered_ns: Array
     imposed_ns: Array
     last_calls: Array
     calls: Array
@@ -84,7 +84,7 @@ def cells_of(c: Columns, *, num_cells: int, num_parts: int) -> Cells:
     Returns
     -------
     Cells
-        ``self_ns`` leaves out host spans: ``host_ns`` is what the cell's extent, first start to last end, holds beside all else.
+        ``self_ns`` leaves out host spans; ``covered_ns`` is what anything but host spans covers of the cell's extent.
     """
     first = np.full(num_cells, np.iinfo(np.int64).max)
     last = np.full(num_cells, np.iinfo(np.int64).min)
@@ -99,9 +99,8 @@ def cells_of(c: Columns, *, num_cells: int, num_parts: int) -> Cells:
     counted = (c.kind <= HOST) & ~c.issue
     count = np.bincount(c.cell[counted] * num_parts + c.part[counted], minlength=num_cells * num_parts)
     wait, transfer, covered = _blocked(cell, left, right, kind, np.clip(arrival[span], left, right), num_cells)
-    extent = np.where(last >= first, last - np.minimum(first, last), 0)
     return Cells(
-        self_ns, count.reshape(num_cells, num_parts), first, last, wait, transfer, extent - covered, imposed, last_calls, calls
+        self_ns, count.reshape(num_cells, num_parts), first, last, wait, transfer, covered, imposed, last_calls, calls
     )  # fmt: skip
 
 

@@ -1,0 +1,138 @@
+"""Some steps of all ranks on the native side: rows in, the self-time table out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from mappnb import _core
+from mappnb.analysis._work_parts import RECV, SEND, kinds_of
+from mappnb.analysis._work_table import Table
+from mappnb.analysis.matching import calls_of
+from mappnb.schema import EVENTS, empty
+from mappnb.terms import Category, Op
+
+__all__ = ["COLUMNS", "Block", "Sites"]
+
+Array = np.ndarray[Any, Any]
+COLUMNS: tuple[str, ...] = (
+    "start_ns",
+    "duration_ns",
+    "step",
+    "site",
+    "stage",
+    "group",
+    "seq",
+    "bytes",
+    "peer",
+    "thread",
+    "stream",
+    "flags",
+)
+"""Stored columns that a block needs, in the order of ``SelfTime.add``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """What the native side must know of static descriptions: kinds, and operations as numbers; the last entry serves unknown ones."""
+
+    kind: Array
+    op: Array
+
+    @classmethod
+    def of(cls, category: Array, op: Array, name: Array, phase: Array) -> Sites:
+        """Return the numbers of descriptions; marks have kind -1, operations of uneven shares are negative."""
+        kind = np.where(category == Category.MARK, -1, kinds_of(category, op, name, phase))
+        code = {word: i + 1 for i, word in enumerate(dict.fromkeys(op))}
+        return cls(
+            np.append(kind, -1).astype(np.int8),
+            np.array([*(-code[o] if o == Op.ALL_TO_ALL else code[o] for o in op), 0], np.int32),
+        )
+
+    def at(self, lookup: Array) -> Sites:
+        """Return those of one segment, whose site ids ``lookup`` maps to numbers of these."""
+        lookup = np.append(lookup, -1)
+        return Sites(self.kind[lookup], self.op[lookup])
+
+
+class Block:
+    """Takes rows rank by rank.
+
+    Parameters
+    ----------
+    ranks : int array
+        Global ranks of the columns, rising.
+    first, last : int
+        Steps that count, both included.
+    """
+
+    def __init__(self, ranks: Array, first: int, last: int) -> None:
+        self.ranks = ranks
+        self._native = _core.SelfTime(len(ranks), max(first, 0), min(last, 2**31 - 1))
+
+    def add(self, column: int, rows: Mapping[str, Array], sites: Sites, *, offset: int = 0) -> None:
+        """Take rows of the rank of a column; ``offset`` (ns) is added to their starts. Columns may hold one value for all rows."""
+        columns: tuple[Any, ...] = tuple(rows[c] for c in COLUMNS)
+        self._native.add(int(self.ranks[column]), offset, *columns, sites.kind, sites.op)  # type: ignore[call-arg]
+
+    def end_rank(self, column: int) -> None:
+        """Tell that the rank's rows are all there."""
+        self._native.end_rank(column)
+
+    def table(self) -> Table:
+        """Return the table; all ranks have ended."""
+        native = self._native
+        self._resolve()
+        native.finish()
+        steps = np.array(native.steps, np.int64)
+        shape = (len(steps), len(self.ranks))
+        cells = np.empty((8, steps.size * len(self.ranks)), np.int64)
+        native.read_cells(cells)
+        parts = native.parts
+        self_ns, count = (
+            np.empty((len(parts), cells.shape[1]), np.int64),
+            np.empty((len(parts), cells.shape[1]), np.int32),
+        )
+        for i in range(len(parts)):
+            native.read_part(i, self_ns[i], count[i])
+        grid = (len(parts), *shape)
+        return Table(
+            steps,
+            self.ranks,
+            list(parts),
+            np.moveaxis(self_ns.reshape(grid), 0, -1),
+            np.moveaxis(count.reshape(grid), 0, -1),
+            cells.reshape(8, *shape),
+        )
+
+    def _resolve(self) -> None:
+        """Give transfers numbers by order where the recorded ones do not hold, as :func:`mappnb.analysis.match` does."""
+        which = np.array(self._native.suspects(), np.int64)
+        if not len(which):
+            return
+        found = np.empty((8, len(which)), np.int64)
+        self._native.read_entries(which, found)
+        kind, group, source, target, seq, tag, cell, start = found
+        sending, pair = kind == SEND, (kind == SEND) | (kind == RECV)
+        data: dict[str, Any] = empty(EVENTS, {"event": len(which)})
+        data["category"][:] = np.where(pair, Category.P2P, Category.COLLECTIVE)
+        data["op"][:] = np.where(pair, np.where(sending, Op.SEND, Op.RECV), "any")
+        data["rank"][:] = self.ranks[cell % len(self.ranks)]
+        data["step"][:] = np.array(self._native.steps)[cell // len(self.ranks)]
+        data["peer"][:] = np.where(sending, target, source)
+        for name, value in (
+            ("group", group),
+            ("seq", seq),
+            ("bytes", tag),
+            ("start_ns", start),
+            ("raw_start_ns", start),
+        ):
+            data[name][:] = value
+        data["incarnation"][:] = 0
+        transfers = calls_of(xr.Dataset({k: ("event", v) for k, v in data.items()}), "auto").transfers
+        by_order = transfers.by_order[transfers.channel].astype(np.uint8)
+        self._native.renumber(which[transfers.index], transfers.number.astype(np.int64), by_order)
