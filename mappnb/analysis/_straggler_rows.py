@@ -64,7 +64,7 @@ def _steps(f: Finding, table: Table) -> tuple[int, int]:
 def sentence(f: Finding, table: Table) -> str:
     """Return the evidence of a finding as one sentence."""
     parts = []
-    if f.verdict == "victim":
+    if f.verdict == "victim" or "transfer" in f.kinds:
         return "; ".join(f.evidence)
     if f.subject_kind in ("rank", "host") and len(f.active):
         whose = _count(f.peers, "its {} peer's", "its {} peers'") if f.peers else "its own usual one"

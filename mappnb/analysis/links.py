@@ -77,12 +77,12 @@ def links(
     slowness of all links in one direction is not seen. Asynchronous collectives count in ``bytes`` alone.
     """
     events = events_of(run, step)
-    place = _hosts(run, events, hosts)
+    place = hosts_of_events(run, events, hosts)
     calls, members = transfers(events, place)
     if not len(calls):
         raise MappnbError("links: no transfer with bytes and a sequence number in these events; see run.collectives")
     if str(events.attrs.get("clock_model", "")).startswith("anchor"):
-        calls = _symmetric(calls, place)
+        calls = symmetric(calls, place)
     judged = judge(calls, members, slow_ratio=slow_ratio, sigmas=sigmas)
     ranks = sorted({r for ends in judged.ranks.values() for r in ends})
     cells = _cells(calls, judged)
@@ -125,7 +125,8 @@ def link_suspects(run: Run | xr.Dataset, **options: Any) -> pd.DataFrame:
     return pd.DataFrame(json.loads(found.attrs["suspects"]), columns=list(COLUMNS))
 
 
-def _hosts(run: Run | xr.Dataset, events: xr.Dataset, hosts: Mapping[int, str] | None) -> dict[int, str]:
+def hosts_of_events(run: Run | xr.Dataset, events: xr.Dataset, hosts: Mapping[int, str] | None) -> dict[int, str]:
+    """Return the host of each rank: those given, else what the run knows, else the ranks that share a clock."""
     if hosts is not None:
         return {int(r): str(h) for r, h in hosts.items()}
     if isinstance(run, Run):
@@ -135,7 +136,7 @@ def _hosts(run: Run | xr.Dataset, events: xr.Dataset, hosts: Mapping[int, str] |
     return {r: f"host of rank {ranks[0]}" for ranks in newest for r in ranks}
 
 
-def _symmetric(calls: pd.DataFrame, hosts: Mapping[int, str]) -> pd.DataFrame:
+def symmetric(calls: pd.DataFrame, hosts: Mapping[int, str]) -> pd.DataFrame:
     """Take out of messages between hosts what their clocks may differ by: half the difference of the two directions."""
     inter = (calls["source"] >= 0) & (calls["reach"] == "inter") & calls["seconds"].notna()
     if not inter.any():

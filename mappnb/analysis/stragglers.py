@@ -10,6 +10,7 @@ import xarray as xr
 
 from mappnb.analysis import causes
 from mappnb.analysis._straggler_base import Table, roles, table_of
+from mappnb.analysis._straggler_detail import add_details
 from mappnb.analysis._straggler_find import Excess, Finding, Settings, excess_of, find_hosts, find_ranks, find_stages
 from mappnb.analysis._straggler_rows import frame
 from mappnb.analysis._straggler_victims import find_victims
@@ -87,16 +88,13 @@ def find_stragglers(
     step; of a rank alone on its stage, against its own usual steps and the other stages. See docs/stragglers.md for the method,
     every threshold, and what it cannot know.
     """
-    table = self_time(run, step=step)
-    return judge(
-        table,
-        layout=_layout(run),
-        false_discovery=false_discovery,
-        least_ratio=least_ratio,
-        least_fraction=least_fraction,
-        least_stage=least_stage,
-        warm_up=warm_up,
-    )
+    settings = _settings(false_discovery, least_ratio, least_fraction, least_stage, warm_up)
+    judged, notes = _judged(self_time(run, step=step), warm_up)
+    findings, excess = findings_of(judged, _layout(run), settings, warm_up, notes)
+    findings = add_details(run, judged, findings, excess, settings, notes)
+    out = frame(findings, excess)
+    out.attrs["notes"] = notes
+    return out
 
 
 def judge(
@@ -131,7 +129,8 @@ def judge(
         If a threshold is out of range.
     """
     settings = _settings(false_discovery, least_ratio, least_fraction, least_stage, warm_up)
-    findings, excess, notes = findings_of(work, layout or layout_of(work), settings, warm_up)
+    judged, notes = _judged(work, warm_up)
+    findings, excess = findings_of(judged, layout or layout_of(work), settings, warm_up, notes)
     out = frame(findings, excess)
     out.attrs["notes"] = notes
     return out
@@ -161,10 +160,9 @@ def _layout(run: Run | xr.Dataset) -> Layout:
 
 
 def findings_of(
-    work: xr.Dataset, layout: Layout, settings: Settings, warm_up: int
-) -> tuple[list[Finding], Excess, list[str]]:
-    """Return what the self-time table tells: findings, the excess of all ranks, and notes."""
-    judged, notes = _judged(work, warm_up)
+    judged: xr.Dataset, layout: Layout, settings: Settings, warm_up: int, notes: list[str]
+) -> tuple[list[Finding], Excess]:
+    """Return what the self-time table tells: findings, and the excess of all ranks; ``notes`` gets what is to be said."""
     table = table_of(judged, roles(judged, _coordinate(judged, layout)))
     numbers = {n: judged[n].values.astype(np.float64) for n in ("imposed_s", "wait_s", "transfer_s", "calls")}
     if len(table.step) < MIN_STEPS:
@@ -172,15 +170,14 @@ def findings_of(
             f"{len(table.step)} judged steps are too few: record at least {MIN_STEPS + warm_up} steps, the first {warm_up} are warm-up"
         )
         excess = excess_of(table, numbers)
-        return _too_short(excess, len(table.step)), excess, notes
+        return _too_short(excess, len(table.step)), excess
     ranks, excess = find_ranks(table, numbers, settings)
     notes += _notes(table, excess)
     found = find_hosts(ranks, excess)
     found += find_stages(*_stage_seconds(judged), found, settings, table)
     for f in found:
         causes.explain(f, judged, excess)
-    found += find_victims(found, excess, layout)
-    return found, excess, notes
+    return found + find_victims(found, excess, layout), excess
 
 
 def _judged(work: xr.Dataset, warm_up: int) -> tuple[xr.Dataset, list[str]]:

@@ -1,0 +1,158 @@
+"""Slow links and network cards: ranks whose transfers take longer than their peers', and what their calls have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mappnb.analysis._straggler_base import baseline
+from mappnb.analysis._straggler_find import Excess, Finding, Settings
+from mappnb.analysis._straggler_source import Source, longest_stretch
+from mappnb.analysis._straggler_tests import Spell, noise_of, rejected, spells
+from mappnb.analysis._suspects import judge, suspects_of
+from mappnb.analysis._transfers import transfers
+from mappnb.analysis.links import hosts_of_events, symmetric
+
+__all__ = ["find_links", "slow_transfers"]
+
+Array = np.ndarray[Any, Any]
+EVENTS = 400_000
+"""Events that are read at most for one look at the links: about a second."""
+LOOKS = 3
+"""Looks, each at the steps of the worst rank that is not explained yet."""
+SLOW_RATIO, SIGMAS = 1.25, 5.0
+"""As in :func:`mappnb.analysis.links`: differences below a quarter are common between equal links."""
+
+
+def slow_transfers(excess: Excess, transfer_s: Array, settings: Settings) -> tuple[dict[int, Spell], Array]:
+    """Return the ranks whose transfers, waits taken out, take longer than their peers', and the excess of all, s.
+
+    Parameters
+    ----------
+    excess : Excess
+        Excess of all ranks.
+    transfer_s : float array, shape (step, rank)
+        Blocked in transfers after the last member had come, s.
+    settings : Settings
+        Thresholds.
+    """
+    table = excess.table
+    seconds = np.where(table.present, transfer_s, np.nan)
+    more = seconds - baseline(seconds, table.role, relative=False)[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        series = more / excess.compute
+    least_s = settings.least_fraction * float(np.median(table.step_s))
+    least = least_s / float(np.nanmedian(excess.compute)) if np.isfinite(excess.compute).any() else np.inf
+    if not np.isfinite(least):
+        return {}, more
+    found = spells(series, noise_of(series, table.role), least=least)
+    p = np.ones(int(np.isfinite(series).any(0).sum()))
+    p[: len(found)] = [s.p for s in found.values()]
+    real = rejected(p, settings.false_discovery)
+    return {c: s for (c, s), keep in zip(found.items(), real, strict=False) if keep}, more
+
+
+def find_links(
+    source: Source, excess: Excess, transfer_s: Array, settings: Settings, notes: list[str]
+) -> list[Finding]:
+    """Return links, network cards and ranks whose transfers are slow.
+
+    Parameters
+    ----------
+    source : Source
+        Events.
+    excess : Excess
+        Excess of all ranks.
+    transfer_s : float array, shape (step, rank)
+        As for :func:`slow_transfers`.
+    settings : Settings
+        Thresholds.
+    notes : list of str
+        Gets a sentence where transfers are slow and no link is to blame.
+    """
+    slow, more = slow_transfers(excess, transfer_s, settings)
+    found: dict[tuple[str, str], Finding] = {}
+    left = dict(slow)
+    for _ in range(LOOKS):
+        if not left:
+            break
+        worst = max(left, key=lambda c: float(np.nanmedian(more[left[c].active, c])))
+        spell = left[worst]
+        suspects, ends = _look(source, spell)
+        for row in suspects.to_dict("records"):
+            f = _finding(row, ends, excess, slow, more, spell)
+            if f is not None:
+                found.setdefault((f.subject_kind, f.subject), f)
+        explained = {c for f in found.values() for c in f.ranks} | {worst}
+        left = {c: s for c, s in left.items() if c not in explained and not _same_steps(s, spell)}
+    if slow and not found:
+        names = ", ".join(str(int(excess.table.rank[c])) for c in list(slow)[:8])
+        notes.append(
+            f"transfers of rank {names} take longer than their peers', but no link, card or host stands out: "
+            "clocks that differ look like that"
+        )
+    return list(found.values())
+
+
+def _same_steps(a: Spell, b: Spell) -> bool:
+    """Return whether two spells are in the same steps, so that one look at them is enough."""
+    return bool(np.isin(b.active, a.active).mean() > 0.5)
+
+
+def _look(source: Source, spell: Spell) -> tuple[pd.DataFrame, dict[int, str]]:
+    """Return what is suspect among the calls of a spell, and the host of each rank."""
+    steps = source.within(longest_stretch(spell.active), EVENTS)
+    events = source.events(steps)
+    hosts = hosts_of_events(source.run, events, None)
+    calls, members = transfers(events, hosts)
+    if not len(calls) or not calls["seconds"].notna().any():
+        return pd.DataFrame(), hosts
+    if str(events.attrs.get("clock_model", "")).startswith("anchor"):
+        calls = symmetric(calls, hosts)
+    return suspects_of(judge(calls, members, slow_ratio=SLOW_RATIO, sigmas=SIGMAS), hosts), hosts
+
+
+def _finding(
+    row: Mapping[Any, Any],
+    hosts: Mapping[int, str],
+    excess: Excess,
+    slow: Mapping[int, Spell],
+    more: Array,
+    spell: Spell,
+) -> Finding | None:
+    """Return a suspect as a finding; None where no rank that it touches has slow transfers worth their cost."""
+    kind, name = str(row["subject_kind"]), str(row["subject"]).split(" (")[0]
+    ranks, receiving = _touched(kind, name, hosts, excess.table.rank)
+    hit = [c for c in receiving if c in slow] or [c for c in ranks if c in slow]
+    if not hit or kind == "group":
+        return None
+    cost = {c: float(np.nanmedian(more[slow[c].active, c])) for c in hit}
+    worst = max(cost, key=lambda c: cost[c])
+    kinds = {"nic": "host", "host": "host", "rank": "rank", "link": "link"}
+    verdict = "culprit" if row["verdict"] == "suspect" else "undecided"
+    f = Finding(
+        kinds[kind], name, ranks, verdict, "link", cost[worst], float(row["ratio"]), slow[worst].z, slow[worst].active
+    )
+    f.kinds = {"transfer": cost[worst]}
+    f.evidence = [
+        str(row["evidence"]),
+        f"{cost[worst]:.3g} s/step more in transfers of rank {int(excess.table.rank[worst])}",
+    ]
+    return f
+
+
+def _touched(kind: str, name: str, hosts: Mapping[int, str], rank: Array) -> tuple[list[int], list[int]]:
+    """Return the columns of the ranks of a subject, and of those that receive on it."""
+
+    def columns(place: str) -> list[int]:
+        if place.isdigit() and place not in hosts.values():
+            return np.flatnonzero(rank == int(place)).tolist()
+        return [i for i, r in enumerate(rank.tolist()) if hosts.get(int(r)) == place]
+
+    if kind != "link":
+        return columns(name), columns(name)
+    here, _, there = name.partition("->")
+    return columns(here) + columns(there), columns(there)
