@@ -140,6 +140,15 @@ class Store:
             return []
         return sorted((e for e in found if not e.name.endswith(".tmp")), key=lambda e: e.name)
 
+    def _names(self, *parts: str) -> list[str]:
+        """Names of a folder's entries, in order; empty if there is no such folder. Asks for nothing else: a network disk is slow."""
+        if not self.local:
+            return [e.name for e in self._ls(*parts)]
+        try:
+            return sorted(n for n in os.listdir(self._path(*parts)) if not n.endswith(".tmp"))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def _json(self, *parts: str) -> dict[str, Any] | None:
         """Content of a JSON file, or None with the problem noted."""
         path = self._path(*parts)
@@ -170,7 +179,7 @@ class Store:
         return info
 
     def _what_is_here(self) -> str:
-        names = [e.name for e in self._ls()]
+        names = self._names()
         if RUN in names:
             return f"{self.root}: run.json is {self.problems.get(RUN, 'unreadable')}; restore it, or attach to a copy of the run"
         if not names:
@@ -188,7 +197,7 @@ class Store:
     def incarnations(self) -> list[Incarnation]:
         """Return every incarnation with its ranks, the oldest first; their files are listed, and read when one is looked at."""
         out = []
-        for name in (e.name for e in self._ls()):
+        for name in self._names():
             if (match := INC.match(name)) is None:
                 continue
             info = self._json(name, INCARNATION)
@@ -230,7 +239,7 @@ class Store:
         """Return the files of a table, by rank and number. A closed segment hides the open one of the same number."""
         folder = (INC_NAME.format(incarnation), table)
         if ranks is None:
-            ranks = [int(m[1]) for e in self._ls(*folder) if (m := RANK.match(e.name))]
+            ranks = [int(m[1]) for n in self._names(*folder) if (m := RANK.match(n))]
         out = []
         for rank in ranks:
             name = RANK_NAME.format(rank)

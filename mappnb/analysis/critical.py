@@ -40,9 +40,9 @@ def critical_path(run: Run | xr.Dataset, *, step: int) -> pd.DataFrame:
         begin), s; ``share`` of the two in the makespan; ``event``, its index in ``run.sel(step=step)``, or among the dataset's events
         of the step. A message is the row of its send.
 
-        The answer in short is in its ``attrs``, which pandas does not show by itself: ``makespan_s``; ``share_by_rank``, ``share_by_category``,
-        ``share_by_op``, largest first, each of which sums to 1 with ``share_of_delay``; ``replay_error``, makespan of the replay over the
-        recorded one, minus 1; ``step``.
+        The answer in short is in its ``attrs``, which pandas does not show by itself: ``makespan_s``; ``share_by_rank``,
+        ``share_by_category``, ``share_by_op``, largest first, each of which sums to 1 with ``share_of_delay``; ``replay_error``,
+        makespan of the replay over the recorded one, minus 1; ``step``.
 
     Raises
     ------
