@@ -76,6 +76,7 @@ def fault_facts(fault: Any, truth: Any) -> dict[str, Any]:
         "subject_kind": fault.subject_kind, "subjects": fault.subjects, "ranks": fault.ranks,
         "effect_s": float(np.nanmean(effect)) if there else 0.0,
         "effect_fraction": float(np.nanmean(effect / clean)) if there else 0.0,
+        "clean_step_s": float(np.nanmean(clean)) if there else 1.0,
         "first_step": fault.steps[0] if there else None,
     }  # fmt: skip
 
@@ -116,7 +117,7 @@ def score(results: list[dict[str, Any]], method: str, *, clear: bool | None) -> 
             found += 1
             if method == "find_stragglers":
                 cause += mine[0]["cause"] in f["causes"]
-                effect.append(mine[0]["effect_s"] / f["effect_s"] - 1 if f["effect_s"] > 0 else np.nan)
+                effect.append((mine[0]["effect_s"] - f["effect_s"]) / f["clean_step_s"])
                 first.append(abs(mine[0]["first_step"] - f["first_step"]))
     return {
         "faults": faults, "recall": found / faults if faults else np.nan, "precision": right / rows if rows else np.nan,
@@ -135,7 +136,7 @@ def table(results: list[dict[str, Any]], methods: tuple[str, ...]) -> str:
         "recall",
         "precision",
         "cause right",
-        "effect off by (median)",
+        "effect off by, of the step (median)",
         "first step within 1",
     ]
     others = [m for m in METHODS if m in methods and m != "find_stragglers"]

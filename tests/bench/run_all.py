@@ -11,6 +11,7 @@ COMMANDS = (
     ["bench_recorder.py"],
     ["bench_saving.py"],
     ["bench_reading.py"],
+    ["bench_many_ranks.py"],
     ["bench_overhead_paired.py", "--plan", "base"],
     ["bench_overhead_paired.py", "--plan", "default"],
     ["bench_overhead.py", "--plan", "base"],
@@ -24,6 +25,7 @@ COMMANDS = (
     ["bench_align.py"],
     ["bench_import.py"],
     ["bench_executed_schedules.py"],
+    ["bench_stragglers.py", "--set", "report"],
 )
 
 

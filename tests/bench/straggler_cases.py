@@ -196,7 +196,7 @@ KINDS: dict[str, tuple[Callable[[Draw], list[Any]], set[str], Callable[[dict[str
     "data loader": (gaps("dataloader"), {"host"}, any_layout),
     "gc": (gaps("gc"), {"host"}, any_layout),
     "lengths": (
-        lambda d: [DataSkew(packed=False, sigma=d.between(0.8, 1.3), **d.when)],
+        lambda d: [DataSkew(packed=False, sigma=d.between(0.3, 1.1), **d.when)],
         {"data_skew"},
         lambda s: s["dp"] > 1,
     ),
