@@ -71,7 +71,7 @@ class Index:
     row_groups : array, shape (row group, 5)
         First start and last end (ns, the rank's own clock), first and last step, number of rows.
     footer : pyarrow.parquet.FileMetaData
-        The parsed footer, so that reading rows need not parse it again.
+        The parsed footer, so that reading rows need not parse it again; None for small files.
     file : pyarrow.parquet.ParquetFile or None
         The file, open, where it has been read.
     """
@@ -149,6 +149,7 @@ def read_small(path: str, *, rows: bool) -> tuple[Index, pa.Table | None]:
     with open(path, "rb", buffering=0) as source:
         file = pq.ParquetFile(pa.BufferReader(source.read()))
     index = _index_of(file.metadata)
+    index.footer = None  # 24 kB in memory, more than the file: parsed again where its rows are wanted again
     try:
         return index, file.read(use_threads=False) if rows else None
     except Exception:  # noqa: BLE001 (whatever a corrupt file makes pyarrow raise)
