@@ -21,8 +21,30 @@ bool is_sender(int8_t kind) { return kind == kSend || kind == kWaitSend; }
 
 }  // namespace
 
-SelfTime::SelfTime(int64_t ranks, int32_t first_step, int32_t last_step)
-    : ranks_(ranks), first_step_(first_step), last_step_(last_step) {}
+SelfTime::SelfTime(int64_t ranks) : ranks_(ranks) {}
+
+void SelfTime::begin(int32_t first_step, int32_t last_step) {
+  first_step_ = first_step;
+  last_step_ = last_step;
+  steps.clear();
+  cells.clear();
+  entries.clear();
+  channels.clear();
+  for (Part& part : parts) {
+    part.self.clear();
+    part.count.clear();
+  }
+  step_number_.clear();
+  channel_number_.clear();
+  for (Cached& c : cache_) c.number = -1;
+  met_step_ = INT32_MIN;
+  rows_.clear();
+  lanes_.clear();
+  step_lane_.clear();
+  pieces_.clear();
+  met_lane_ = -1;
+  calls_known_ = false;
+}
 
 int32_t SelfTime::step_index(int32_t step) {
   if (step == met_step_) return met_index_;
@@ -37,8 +59,11 @@ int32_t SelfTime::step_index(int32_t step) {
 
 int32_t SelfTime::part_of(int8_t kind, int32_t stage) {
   if (kind >= kComputeKinds || stage < 0) stage = -1;
+  CachedPart& near = part_cache_[kind];
+  if (near.stage == stage) return near.number;
   const auto [at, is_new] = part_number_.try_emplace(int32_t(kind) * 65536 + stage + 1, int32_t(parts.size()));
   if (is_new) parts.push_back({kind, stage, {}, {}});
+  near = {stage, at->second};
   return at->second;
 }
 
@@ -62,12 +87,11 @@ int32_t SelfTime::channel_of(int64_t group, int32_t source, int32_t target) {
 int32_t SelfTime::lane_of(int32_t step, int32_t thread, int32_t stream) {
   const auto same = [&](const Lane& l) { return l.step == step && l.thread == thread && l.stream == stream; };
   if (met_lane_ >= 0 && same(lanes_[met_lane_])) return met_lane_;
-  auto& found = lane_number_[mix(mix(uint64_t(uint32_t(thread)) << 32 | uint32_t(stream)) ^ uint64_t(uint32_t(step)))];
-  for (const int32_t l : found)
+  if (size_t(step) >= step_lane_.size()) step_lane_.resize(steps.size(), -1);
+  for (int32_t l = step_lane_[step]; l >= 0; l = lanes_[l].next)
     if (same(lanes_[l])) return met_lane_ = l;
-  found.push_back(int32_t(lanes_.size()));
-  lanes_.push_back({step, thread, stream, 0, 0});
-  return met_lane_ = found.back();
+  lanes_.push_back({step, thread, stream, step_lane_[step], 0, 0});
+  return met_lane_ = step_lane_[step] = int32_t(lanes_.size() - 1);
 }
 
 int32_t SelfTime::add_entry(const EventRows& r, size_t i, const Row& row, int32_t op, int32_t rank, bool aside) {
@@ -77,7 +101,7 @@ int32_t SelfTime::add_entry(const EventRows& r, size_t i, const Row& row, int32_
   const bool named = source >= 0 || target < 0;  // a receive from nobody knows no channel
   const int64_t size = op < 0 ? -1 : r.bytes[i];
   entries.push_back({row.start, row.end, named ? r.seq[i] : -1,
-                     mix(uint64_t(size) ^ (pair ? 0 : mix(uint64_t(uint32_t(op))))),
+                     uint32_t(mix(uint64_t(size) * 31 + (pair ? 0 : uint32_t(op))) >> 32),
                      channel_of(r.group[i], source, target), row.step, row.kind, aside, false});
   return int32_t(entries.size() - 1);
 }
@@ -213,7 +237,7 @@ void SelfTime::end_rank(int64_t column) {
   }
   rows_.clear();
   lanes_.clear();
-  lane_number_.clear();
+  std::fill(step_lane_.begin(), step_lane_.end(), -1);
   met_lane_ = -1;
 }
 
@@ -228,12 +252,11 @@ int64_t SelfTime::Calls::find(const Entry& e) const {
   return at < offset[e.channel + 1] ? at : -1;
 }
 
-// Calls of all channels side by side, and who came last to each.
-SelfTime::Calls SelfTime::calls() const {
-  Calls out;
-  std::vector<int64_t> most(channels.size(), -1), count(channels.size(), 0);
+// Where the calls of each channel lie; channels with few numbers in a wide range list them.
+void SelfTime::count_calls(std::vector<int64_t>& most, std::vector<int64_t>& count) {
+  Calls& out = calls_;
   out.least.assign(channels.size(), INT64_MAX);
-  out.numbers.resize(channels.size());
+  out.numbers.assign(channels.size(), {});
   for (const Entry& e : entries) {
     if (!is_transfer(e.kind) || e.seq < 0) continue;
     out.least[e.channel] = std::min(out.least[e.channel], e.seq);
@@ -243,14 +266,22 @@ SelfTime::Calls SelfTime::calls() const {
   const auto is_wide = [&](size_t c) { return count[c] && (most[c] - out.least[c]) / 4 > count[c] + 64; };
   bool any_wide = false;
   for (size_t c = 0; c < channels.size(); c++) any_wide |= is_wide(c);
-  if (any_wide) {
-    for (const Entry& e : entries)
-      if (is_transfer(e.kind) && e.seq >= 0 && is_wide(size_t(e.channel))) out.numbers[e.channel].push_back(e.seq);
-    for (auto& few : out.numbers) {
-      std::sort(few.begin(), few.end());
-      few.erase(std::unique(few.begin(), few.end()), few.end());
-    }
+  if (!any_wide) return;
+  for (const Entry& e : entries)
+    if (is_transfer(e.kind) && e.seq >= 0 && is_wide(size_t(e.channel))) out.numbers[e.channel].push_back(e.seq);
+  for (auto& few : out.numbers) {
+    std::sort(few.begin(), few.end());
+    few.erase(std::unique(few.begin(), few.end()), few.end());
   }
+}
+
+// Calls of all channels side by side, and who came last to each.
+void SelfTime::find_calls() {
+  if (calls_known_) return;
+  calls_known_ = true;
+  Calls& out = calls_;
+  std::vector<int64_t> most(channels.size(), -1), count(channels.size(), 0);
+  count_calls(most, count);
   out.offset.assign(channels.size() + 1, 0);
   for (size_t c = 0; c < channels.size(); c++) {
     const int64_t width = !out.numbers[c].empty() ? int64_t(out.numbers[c].size())
@@ -258,13 +289,13 @@ SelfTime::Calls SelfTime::calls() const {
                                                   : 0;
     out.offset[c + 1] = out.offset[c] + width;
   }
-  out.of.resize(size_t(out.offset.back()));
+  out.of.assign(size_t(out.offset.back()), Call());
   for (size_t i = 0; i < entries.size(); i++) {
     const Entry& e = entries[i];
     const int64_t at = is_transfer(e.kind) ? out.find(e) : -1;
     if (at < 0) continue;
     Call& call = out.of[at];
-    const int32_t column = int32_t(e.cell % ranks_);
+    const int32_t column = int32_t(uint32_t(e.cell) % uint32_t(ranks_));
     if (!call.members) call.tag = e.tag;
     call.odd |= call.tag != e.tag || (column == call.column && e.kind == kCollective);
     call.column = column;
@@ -278,11 +309,15 @@ SelfTime::Calls SelfTime::calls() const {
       call.second = std::max(call.second, e.start);
     }
   }
-  return out;
 }
 
-std::vector<int64_t> SelfTime::suspects() const {
-  const Calls found = calls();
+int64_t SelfTime::call_of(const Entry& e) const {
+  return !is_transfer(e.kind) && channels[e.channel].by_order ? -1 : calls_.find(e);
+}
+
+std::vector<int64_t> SelfTime::suspects() {
+  find_calls();
+  const Calls& found = calls_;
   // entries come rank by rank: one count per channel serves all ranks in turn
   std::vector<int32_t> total(channels.size()), good(channels.size()), members(channels.size());
   std::vector<char> numberless(channels.size()), alone(channels.size());
@@ -298,8 +333,9 @@ std::vector<int64_t> SelfTime::suspects() const {
   int32_t column = -1;
   for (const Entry& e : entries) {
     if (!is_transfer(e.kind)) continue;
-    if (int32_t(e.cell % ranks_) != column) judge();
-    column = int32_t(e.cell % ranks_);
+    const int32_t own = int32_t(uint32_t(e.cell) % uint32_t(ranks_));
+    if (own != column) judge();
+    column = own;
     if (!total[e.channel]++) touched.push_back(e.channel);
     const int64_t at = found.find(e);
     if (at < 0) {
@@ -312,6 +348,10 @@ std::vector<int64_t> SelfTime::suspects() const {
   }
   judge();
   std::vector<int64_t> out;
+  const auto any = [](const std::vector<char>& flags) {
+    return std::find(flags.begin(), flags.end(), 1) != flags.end();
+  };
+  if (!any(numberless) && !any(alone)) return out;
   for (size_t i = 0; i < entries.size(); i++) {
     const Channel& c = channels[entries[i].channel];
     const int32_t k = entries[i].channel;
@@ -323,6 +363,7 @@ std::vector<int64_t> SelfTime::suspects() const {
 }
 
 void SelfTime::renumber(int64_t entry, int64_t seq, bool by_order) {
+  calls_known_ = false;
   entries[entry].seq = seq;
   channels[entries[entry].channel].by_order |= by_order;
 }
@@ -332,15 +373,14 @@ void SelfTime::finish() {
     part.self.resize(cells.size());
     part.count.resize(cells.size());
   }
-  Calls found = calls();
-  const auto call_of = [&](const Entry& e) -> int64_t {
-    return !is_transfer(e.kind) && channels[e.channel].by_order ? -1 : found.find(e);
-  };
+  find_calls();
+  Calls& found = calls_;
   for (const Entry& e : entries) {  // who is blocked beside the one that came last, and how long
     const int64_t at = e.aside ? -1 : call_of(e);
     if (at < 0) continue;
     Call& call = found.of[at];
-    if (call.members > 1 && call.arrival > call.second && entries[call.last].cell % ranks_ != e.cell % ranks_) {
+    const auto column = [this](const Entry& x) { return uint32_t(x.cell) % uint32_t(ranks_); };
+    if (call.members > 1 && call.arrival > call.second && column(entries[call.last]) != column(e)) {
       call.since = std::min(call.since, e.start);
       call.until = std::max(call.until, e.end);
     }
@@ -353,7 +393,7 @@ void SelfTime::finish() {
       cell.imposed += std::max<int64_t>(0, std::min(call.arrival, call.until) - std::max(call.second, call.since));
   }
   for (const Entry& e : entries) {
-    const int64_t at = e.channel < 0 ? -1 : call_of(e);
+    const int64_t at = call_of(e);
     PerCell& cell = cells[e.cell];
     cell.calls += at >= 0 && is_transfer(e.kind) && found.of[at].members > 1;
     if (!e.whole) continue;
@@ -363,12 +403,13 @@ void SelfTime::finish() {
     cell.transfer += e.end - met;
     cell.covered += e.end - e.start;
   }
-  settle_pieces(found);
+  settle_pieces();
 }
 
 // Pieces of cells with several lanes, and of transfers that hold other spans: compute hides waits, waits hide
 // transfers.
-void SelfTime::settle_pieces(const Calls& found) {
+void SelfTime::settle_pieces() {
+  const Calls& found = calls_;
   std::vector<Piece> cell;
   for (size_t i = 0; i < pieces_.size();) {
     cell.clear();
@@ -380,7 +421,7 @@ void SelfTime::settle_pieces(const Calls& found) {
         continue;
       }
       const Entry& e = entries[p.entry];
-      const int64_t at = !is_transfer(e.kind) && channels[e.channel].by_order ? -1 : found.find(e);
+      const int64_t at = call_of(e);
       const int64_t arrival = at >= 0 && found.of[at].members ? found.of[at].arrival : e.start;
       const int64_t met = std::min(std::max(arrival, p.left), p.right);
       if (met > p.left) cell.push_back({p.left, met, which, -1, 1});

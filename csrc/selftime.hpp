@@ -56,7 +56,7 @@ struct Part {
 
 struct Entry {  // a transfer, or a wait for one
   int64_t start, end, seq;
-  uint64_t tag;  // equal where op and size agree
+  uint32_t tag;  // equal where op and size agree
   int32_t channel, cell;
   int8_t kind;
   bool aside, whole;  // in flight beside the program; innermost from its start to its end
@@ -71,11 +71,13 @@ struct Channel {
 // Steps of all ranks: add the rows of a rank, end it, then the next; finish when all ranks are in.
 class SelfTime {
  public:
-  SelfTime(int64_t ranks, int32_t first_step, int32_t last_step);
+  explicit SelfTime(int64_t ranks);
+  // Begin with other steps; what was allocated is used again.
+  void begin(int32_t first_step, int32_t last_step);
   void add(const EventRows& rows, int32_t rank);
   void end_rank(int64_t column);
   // Entries of channels whose numbers do not hold (mappnb.analysis._match_identity: "auto").
-  std::vector<int64_t> suspects() const;
+  std::vector<int64_t> suspects();
   void renumber(int64_t entry, int64_t seq, bool by_order);
   void finish();
   int64_t ranks() const { return ranks_; }
@@ -94,7 +96,7 @@ class SelfTime {
     bool on_host;
   };
   struct Lane {
-    int32_t step, thread, stream;
+    int32_t step, thread, stream, next;  // next: another lane of the same step, -1 for none
     size_t rows, at;
   };
   struct Piece {
@@ -104,7 +106,7 @@ class SelfTime {
   };
   struct Call {
     int64_t arrival = INT64_MIN, second = INT64_MIN, since = INT64_MAX, until = INT64_MIN;
-    uint64_t tag = 0;
+    uint32_t tag = 0;
     int32_t members = 0, last = -1, sends = 0, column = -1;
     bool odd = false;
   };
@@ -123,11 +125,13 @@ class SelfTime {
   void order_rows();
   void sweep(size_t from, size_t to, int64_t column, bool alone, bool timed);
   void emit(const Row& row, int64_t left, int64_t right, int64_t column, bool alone, bool timed);
-  Calls calls() const;
-  void settle_pieces(const Calls& calls);
+  int64_t call_of(const Entry& e) const;
+  void find_calls();
+  void count_calls(std::vector<int64_t>& most, std::vector<int64_t>& count);
+  void settle_pieces();
 
   int64_t ranks_;
-  int32_t first_step_, last_step_;
+  int32_t first_step_ = 0, last_step_ = -1;
   std::unordered_map<int32_t, int32_t> step_number_;
   std::unordered_map<int32_t, int32_t> part_number_;
   std::unordered_map<uint64_t, std::vector<int32_t>> channel_number_;
@@ -137,9 +141,15 @@ class SelfTime {
     int32_t source = 0, target = 0, number = -1;
   };
   Cached cache_[64];
+  struct CachedPart {
+    int32_t stage = -2, number = -1;
+  };
+  CachedPart part_cache_[kHost + 1];
   std::vector<Row> rows_;
   std::vector<Lane> lanes_;
-  std::unordered_map<uint64_t, std::vector<int32_t>> lane_number_;
+  std::vector<int32_t> step_lane_;  // the last lane met of each step
+  Calls calls_;
+  bool calls_known_ = false;
   int32_t met_lane_ = -1;
   std::vector<uint32_t> order_;
   std::vector<Piece> pieces_;

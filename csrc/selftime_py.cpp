@@ -74,7 +74,7 @@ void read_entries(const SelfTime& self, In<int64_t> which, nb::ndarray<int64_t, 
     if (at < 0 || at >= int64_t(self.entries.size())) throw std::invalid_argument("no such entry");
     const auto& e = self.entries[at];
     const auto& c = self.channels[e.channel];
-    const int64_t values[8] = {e.kind, c.group, c.source, c.target, e.seq, int64_t(e.tag >> 1), e.cell, e.start};
+    const int64_t values[8] = {e.kind, c.group, c.source, c.target, e.seq, int64_t(e.tag), e.cell, e.start};
     for (size_t k = 0; k < 8; k++) out.data()[k * n + i] = values[k];
   }
 }
@@ -113,7 +113,15 @@ void read_part(const SelfTime& self, size_t part, Out<int64_t> ns, Out<int32_t> 
 
 void register_self_time(nb::module_& m) {
   nb::class_<SelfTime>(m, "SelfTime", "Self time and arrivals of some steps of all ranks. See mappnb.analysis.work.")
-      .def(nb::init<int64_t, int32_t, int32_t>(), nb::arg("ranks"), nb::arg("first_step"), nb::arg("last_step"))
+      .def(
+          "__init__",
+          [](SelfTime* self, int64_t ranks) {
+            if (ranks < 0 || ranks > INT32_MAX) throw std::invalid_argument("ranks: a number of columns");
+            new (self) SelfTime(ranks);
+          },
+          nb::arg("ranks"))
+      .def("begin", &SelfTime::begin, nb::arg("first_step"), nb::arg("last_step"),
+           "Forget all rows; count these steps.")
       .def("add", &add, nb::arg("rank"), nb::arg("offset"), nb::arg("start"), nb::arg("duration"), nb::arg("step"),
            nb::arg("site"), nb::arg("stage"), nb::arg("group"), nb::arg("seq"), nb::arg("bytes"), nb::arg("peer"),
            nb::arg("thread"), nb::arg("stream"), nb::arg("flags"), nb::arg("kind"), nb::arg("op"),

@@ -66,13 +66,15 @@ class Block:
     ----------
     ranks : int array
         Global ranks of the columns, rising.
-    first, last : int
-        Steps that count, both included.
     """
 
-    def __init__(self, ranks: Array, first: int, last: int) -> None:
+    def __init__(self, ranks: Array) -> None:
         self.ranks = ranks
-        self._native = _core.SelfTime(len(ranks), max(first, 0), min(last, 2**31 - 1))
+        self._native = _core.SelfTime(len(ranks))
+
+    def begin(self, first: int, last: int) -> None:
+        """Forget all rows; the steps from ``first`` to ``last`` count, both included."""
+        self._native.begin(max(first, 0), min(last, 2**31 - 1))
 
     def add(self, column: int, rows: Mapping[str, Array], sites: Sites, *, offset: int = 0) -> None:
         """Take rows of the rank of a column; ``offset`` (ns) is added to their starts. Columns may hold one value for all rows."""
@@ -92,7 +94,7 @@ class Block:
         shape = (len(steps), len(self.ranks))
         cells = np.empty((8, steps.size * len(self.ranks)), np.int64)
         native.read_cells(cells)
-        parts = native.parts
+        parts = native.parts  # those of earlier steps too
         self_ns, count = (
             np.empty((len(parts), cells.shape[1]), np.int64),
             np.empty((len(parts), cells.shape[1]), np.int32),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ Rows = dict[str, Array]
 
 BLOCK_ROWS = 8 * 2**20
 """Rows of a block over all ranks. Measured at 1,024 ranks: four row groups of a rank at a time, below 1 GB."""
-_READERS = 2
+_READERS, _AHEAD = 2, 8
 _END = 2**31 - 1
 
 
@@ -42,7 +43,7 @@ class _Source:
     low: Array
     high: Array
     next: int = 0
-    held: list[tuple[Rows, Sites]] = field(default_factory=list)
+    held: list[tuple[Rows, int, Sites]] = field(default_factory=list)
     below: Array = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +100,8 @@ def dataset_tables(events: xr.Dataset) -> Iterator[Table]:
     for one in np.unique(number):
         lo, hi = np.searchsorted(number, [one, one + 1])
         ranks = np.unique(rank[lo:hi])
-        block = Block(ranks, 0, _END)
+        block = Block(ranks)
+        block.begin(0, _END)
         for column, bounds in enumerate(lo + np.searchsorted(rank[lo:hi], [ranks, ranks + 1]).T):
             block.add(column, {c: v[slice(*bounds)] for c, v in columns.items()}, sites)
             block.end_rank(column)
@@ -129,35 +131,45 @@ def run_tables(run: Run, steps: tuple[int, int] | None) -> Iterator[Table]:
 def _blocks(reader: TableReader, clock: ClockModel, sources: list[_Source], low: int, high: int) -> Iterator[Table]:
     category, op, name, phase = (reader.sites.values(n)[:-1] for n in ("category", "op", "name", "phase"))
     sites = Sites.of(category, op, name, phase)
-    ranks = np.array([s.key[1] for s in sources])
     share = max(1, BLOCK_ROWS // max(1, len(sources)))
     for s in sources:  # what lies before the steps wanted
-        while s.next < len(s.high) and s.high[s.next : s.next + 1].max() < low:
+        while s.next < len(s.high) and s.high[s.next] < low:
             s.next += 1
-    first = low
+    first, block = low, Block(np.array([s.key[1] for s in sources]))
     with ThreadPoolExecutor(_READERS) as pool:
         while first <= high and any(s.held or s.below[s.next] <= high for s in sources):
-            least = min([int(s.below[s.next]) for s in sources] + [first] * any(s.held for s in sources))
+            least = min([int(s.below[s.next]) for s in sources] + [first] * any(bool(s.held) for s in sources))
             last = min(max(min(s.reach(share) for s in sources), least, first), high)
-            block = Block(ranks, first, last)
-            wanted = [s.take(last) for s in sources]
-            found = pool.map(lambda pieces: [(p, g, _decoded(reader, p, g)) for p, g in pieces], wanted)
-            for column, (source, pieces) in enumerate(zip(sources, found, strict=True)):
-                fresh = [(_rows(reader, p, g, t, clock), sites.at(p.lookup)) for p, g, t in pieces]
-                _feed(block, column, source, fresh, last)
+            block.begin(first, last)
+            for column, pieces in enumerate(_ahead(pool, reader, [s.take(last) for s in sources])):
+                fresh = [(*_rows(reader, p, g, t, clock), sites.at(p.lookup)) for p, g, t in pieces]
+                _feed(block, column, sources[column], fresh, last)
             yield block.table()
             first = last + 1
 
 
-def _feed(block: Block, column: int, source: _Source, fresh: list[tuple[Rows, Sites]], last: int) -> None:
+def _ahead(
+    pool: ThreadPoolExecutor, reader: TableReader, wanted: list[list[tuple[Any, list[int]]]]
+) -> Iterator[list[tuple[Any, list[int], Any]]]:
+    """Yield each rank's row groups decoded, a few ranks ahead of the one that is worked on."""
+    pending: deque[Any] = deque()
+    for pieces in wanted:
+        pending.append(pool.submit(lambda some: [(p, g, _decoded(reader, p, g)) for p, g in some], pieces))
+        if len(pending) > _AHEAD:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+def _feed(block: Block, column: int, source: _Source, fresh: list[tuple[Rows, int, Sites]], last: int) -> None:
     """Give a block the rows of a rank, and keep those of later steps."""
     held, source.held = source.held, []
-    for rows, sites in (*held, *fresh):
-        block.add(column, rows, sites)
+    for rows, offset, sites in (*held, *fresh):
+        block.add(column, rows, sites, offset=offset)
         late = rows["step"] > last
         if late.any():
             at = int(late.argmax()) if len(late) > 1 else 0
-            source.held.append(({k: v[at:].copy() if len(v) > 1 else v for k, v in rows.items()}, sites))
+            source.held.append(({k: v[at:].copy() if len(v) > 1 else v for k, v in rows.items()}, offset, sites))
     block.end_rank(column)
 
 
@@ -171,13 +183,13 @@ def _decoded(reader: TableReader, part: Any, groups: list[int]) -> Any:
         return err
 
 
-def _rows(reader: TableReader, part: Any, groups: list[int], table: Any, clock: ClockModel) -> Rows:
-    """Return the columns of decoded row groups on the run clock; those that are constant have one value."""
+def _rows(reader: TableReader, part: Any, groups: list[int], table: Any, clock: ClockModel) -> tuple[Rows, int]:
+    """Return the columns of decoded row groups, constant ones as one value, and what to add to starts for the run clock, ns."""
     spec = reader.spec
     if isinstance(table, Exception):
         reader._problem(part.segment, table)
         warnings.warn(f"{part.segment.path}: {table}; its rows are left out", stacklevel=2)
-        return {c: np.empty(0, spec.numpy_dtype(c)) for c in COLUMNS}
+        return {c: np.empty(0, spec.numpy_dtype(c)) for c in COLUMNS}, 0
     if part.index is None:
         out = {c: part.columns[c] for c in COLUMNS}
     else:
@@ -194,9 +206,8 @@ def _rows(reader: TableReader, part: Any, groups: list[int], table: Any, clock: 
                 out[name] = np.full(
                     rows if name == "start_ns" else 1, constant.get(name, missing_value(spec, name)), dtype
                 )
+    if part.key not in clock.pieces:
+        return out, clock.offset(part.key)
     own = out["start_ns"]
-    start = own + clock.shift(part.key, own) if part.key in clock.pieces else own + clock.offset(part.key)
-    if part.key in clock.pieces:
-        end = own + out["duration_ns"]
-        out["duration_ns"] = np.maximum(end + clock.shift(part.key, end) - start, 0)
-    return {**out, "start_ns": start}
+    end, start = own + out["duration_ns"], own + clock.shift(part.key, own)
+    return {**out, "start_ns": start, "duration_ns": np.maximum(end + clock.shift(part.key, end) - start, 0)}, 0
