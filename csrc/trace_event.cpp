@@ -14,6 +14,7 @@ bool between(char c) { return is_space(c) || std::memchr(".()%/-:", c, 7) != nul
 }  // namespace
 
 Reader::Status Reader::event() {
+  args_text_ = {};
   const Status s = pairs(false);
   if (s == Status::ok) commit();
   return s;
@@ -61,7 +62,10 @@ Reader::Status Reader::args_value() {
       mended(Repair::duplicate_keys);
     }
   args_seen_ = true;
-  return *p_ == '{' ? pairs(true) : skip_value();
+  const char* const begin = p_;
+  const Status s = *p_ == '{' ? pairs(true) : skip_value();
+  if (s == Status::ok) args_text_ = std::string_view(begin, size_t(p_ - begin));
+  return s;
 }
 
 Reader::Status Reader::token(std::string_view& out) {

@@ -20,7 +20,7 @@ std::vector<Field> fields() {
                             {"bp", Kind::letter, false},     {"args", Kind::args, false},
                             {"stream", Kind::integer, true}, {"correlation", Kind::integer, true},
                             {"grid", Kind::text, true},      {"blocks per SM", Kind::real, true},
-                            {"name", Kind::text, true}};
+                            {"name", Kind::text, true},      {"counter", Kind::counter, false}};
   return out;
 }
 
@@ -83,6 +83,7 @@ int main(int argc, char** argv) {
       "\\u00e9\", \"pid\": 0, "
       "\"tid\": \"x\", \"ts\": 1712195495519689.123, \"dur\": 1.5, \"args\": {\"stream\": 7, \"grid\": [1, 2, 3], "
       "\"n\": {\"a\": [{}]}}},\n"
+      "{\"ph\": \"C\", \"name\": \"mem\", \"pid\": 1, \"ts\": 5, \"args\": {\"used\": 1.5e9, \"free\": 3}},\n"
       "{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 1, \"args\": {\"name\": \"C:\\dir\"}}],\n\"traceName\": "
       "\"x\"}"};
   for (int i = 2; i < argc; i++) {

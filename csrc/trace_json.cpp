@@ -32,7 +32,11 @@ Reader::Reader(std::vector<Field> fields, int shift, bool hunt)
   row_seen_.assign(fields_.size(), 0);
   for (size_t i = 0; i < fields_.size(); i++) {
     columns_[i].kind = fields_[i].kind;
-    (fields_[i].in_args ? args_index_ : event_index_).add(fields_[i].name, int(i));
+    if (fields_[i].kind == Kind::counter) {
+      counter_field_ = int(i);
+    } else {
+      (fields_[i].in_args ? args_index_ : event_index_).add(fields_[i].name, int(i));
+    }
     if (fields_[i].kind == Kind::letter && fields_[i].name == "ph") phase_field_ = int(i);
     clear(int(i));
   }
@@ -86,8 +90,26 @@ Reader::Status Reader::advance() {
 }
 
 void Reader::lose(const char* to) {
-  mended(Repair::junk_bytes, to - p_);
+  if (cut_bytes_ >= 0) {
+    cut_bytes_ += to - p_;
+  } else {
+    mended(Repair::junk_bytes, to - p_);
+  }
   p_ = to;
+}
+
+// Counts an event that is left out, but not the pieces of one that ran into the end of the data.
+void Reader::damaged(Repair r) {
+  if (cut_bytes_ < 0) mended(r);
+}
+
+// Another event after one that seemed cut off: it was damaged, then, not cut.
+void Reader::not_cut() {
+  if (cut_bytes_ < 0) return;
+  mended(Repair::truncated, -1);
+  mended(Repair::broken_events);
+  mended(Repair::junk_bytes, cut_bytes_);
+  cut_bytes_ = -1;
 }
 
 Reader::Status Reader::at_start() {
@@ -260,7 +282,9 @@ Reader::Status Reader::attempt() {
 
 // Leaves an event out and looks for the next one: inside it too, as long as that has not become expensive.
 Reader::Status Reader::give_up(const char* start, Status why) {
-  mended(why == Status::broken ? Repair::broken_events : last_ ? Repair::truncated : Repair::oversized_events);
+  const bool cut = why != Status::broken && last_;
+  damaged(why == Status::broken ? Repair::broken_events : last_ ? Repair::truncated : Repair::oversized_events);
+  if (cut && cut_bytes_ < 0) cut_bytes_ = 0;
   const char* reached = why == Status::broken ? p_ : end_;
   rescanned_ += reached - start;
   p_ = start;

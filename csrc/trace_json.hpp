@@ -36,9 +36,18 @@ enum class Repair : int {
 constexpr size_t kRepairs = size_t(Repair::count);
 extern const char* const kRepairNames[kRepairs];
 
-enum class Kind : char { integer = 'i', real = 'f', text = 's', key = 'k', time = 't', letter = 'c', args = 'a' };
+enum class Kind : char {
+  integer = 'i',
+  real = 'f',
+  text = 's',
+  key = 'k',
+  time = 't',
+  letter = 'c',
+  args = 'a',
+  counter = 'r'
+};
 
-// A wanted field: of the event, or of its args.
+// A wanted field: of the event, or of its args. `counter`: the args of counter samples (ph C) as they are written.
 struct Field {
   std::string name;
   Kind kind;
@@ -56,7 +65,7 @@ struct Column {
   void fill(size_t n) {
     if (kind == Kind::real) {
       reals.resize(n, std::numeric_limits<double>::quiet_NaN());
-    } else if (kind == Kind::text) {
+    } else if (kind == Kind::text || kind == Kind::counter) {
       texts.resize(n, -1);
     } else if (kind == Kind::letter) {
       letters.resize(n, 0);
@@ -68,7 +77,7 @@ struct Column {
     if (kind == Kind::real) {
       if (reals.size() < row) fill(row);
       reals.push_back(real);
-    } else if (kind == Kind::text) {
+    } else if (kind == Kind::text || kind == Kind::counter) {
       if (texts.size() < row) fill(row);
       texts.push_back(int32_t(whole));
     } else if (kind == Kind::letter) {
@@ -142,6 +151,8 @@ class Reader {
   Status give_up(const char* start, Status why);
   Status closes_array();
   void lose(const char* to);
+  void damaged(Repair r);
+  void not_cut();
 
   Status event();
   Status pairs(bool args);
@@ -181,7 +192,8 @@ class Reader {
   std::vector<double> row_reals_;
   std::vector<uint8_t> row_seen_;
   std::vector<int> row_touched_;
-  int phase_field_ = -1;
+  int phase_field_ = -1, counter_field_ = -1;
+  std::string_view args_text_;  // of this event, in the buffer
   bool args_seen_ = false;
   size_t rows_ = 0;
   int shift_;
@@ -192,6 +204,7 @@ class Reader {
   bool last_ = false, uncertain_ = false, bare_ = false, seen_any_ = false, lines_ = false;
   size_t need_ = 0;
   int64_t bytes_ = 0, rescanned_ = 0;
+  int64_t cut_bytes_ = -1;  // lost since an event ran into the end of the data; -1: none did
   State state_ = State::start;
 
   std::map<std::string, std::string> metadata_;

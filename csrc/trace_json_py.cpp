@@ -18,9 +18,9 @@ std::vector<Field> wanted(nb::typed<nb::sequence, nb::object> fields) {
   std::vector<Field> out;
   for (nb::handle entry : fields) {
     auto [where, name, kind] = nb::cast<std::tuple<std::string, std::string, std::string>>(entry);
-    const bool known = kind.size() == 1 && std::string("ifsktca").find(kind) != std::string::npos;
+    const bool known = kind.size() == 1 && std::string("ifsktcar").find(kind) != std::string::npos;
     if (!known || (where != "event" && where != "args"))
-      throw std::invalid_argument("field " + name + ": expected ('event' or 'args', name, one of 'ifsktca')");
+      throw std::invalid_argument("field " + name + ": expected ('event' or 'args', name, one of 'ifsktcar')");
     out.push_back({name, Kind(kind[0]), where == "args"});
   }
   if (out.size() > 120) throw std::invalid_argument("more than 120 fields");
@@ -43,10 +43,10 @@ nb::typed<nb::dict, nb::str, nb::object> take(Reader& self) {
     Column& c = columns[i];
     if (c.kind == Kind::args) continue;
     const std::string name = (self.fields()[i].in_args ? "args." : "") + self.fields()[i].name;
-    out[name.c_str()] = c.kind == Kind::real     ? array(std::move(c.reals))
-                        : c.kind == Kind::text   ? array(std::move(c.texts))
-                        : c.kind == Kind::letter ? array(std::move(c.letters))
-                                                 : array(std::move(c.ints));
+    out[name.c_str()] = c.kind == Kind::real                              ? array(std::move(c.reals))
+                        : c.kind == Kind::text || c.kind == Kind::counter ? array(std::move(c.texts))
+                        : c.kind == Kind::letter                          ? array(std::move(c.letters))
+                                                                          : array(std::move(c.ints));
   }
   return out;
 }

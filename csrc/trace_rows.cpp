@@ -145,10 +145,13 @@ void Reader::put_raw(int field, std::string_view text) {
 
 void Reader::commit() {
   if (phase_field_ < 0 || row_ints_[size_t(phase_field_)] == 0) {
-    mended(Repair::not_events);
+    damaged(Repair::not_events);
     reset_row();
     return;
   }
+  not_cut();
+  if (counter_field_ >= 0 && row_ints_[size_t(phase_field_)] == 'C' && !args_text_.empty())
+    columns_[size_t(counter_field_)].put(rows_, name_id(args_text_), 0);
   for (const int field : row_touched_) {
     const size_t i = size_t(field);
     if (row_seen_[i] == 0) continue;
