@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mappnb.terms import Category, Flag
+from mappnb.terms import UNTOLD_STREAM, Category, Flag
 
 __all__ = ["STREAMS", "TRANSFERS", "flow_lines", "name_lines", "span_lines", "tracks"]
 
 Array = np.ndarray[Any, Any]
 STREAMS, TRANSFERS = 1000, 100_000
 """First track of device streams, and of transfers that run beside the work."""
-_ARGS = ("step", "stage", "chunk", "microbatch", "layer", "bytes", "group", "seq", "peer")
+_UNTOLD = 50_000  # first track of streams that a trace did not tell
+_ARGS = ("step", "stage", "chunk", "microbatch", "layer", "bytes", "group", "seq", "peer", "stream")
 _TEXTS = ("op", "phase", "dtype")
 
 
@@ -26,7 +27,8 @@ def tracks(events: xr.Dataset) -> Array:
     Transfers beside the work go to tracks of their own, the first that is free, so that spans of one track never cross for them.
     """
     stream = events.stream.values.astype(np.int64)
-    out = np.where(stream >= 0, STREAMS + stream, events.thread.values.astype(np.int64))
+    numbered = np.where(stream >= UNTOLD_STREAM, _UNTOLD + stream - UNTOLD_STREAM, STREAMS + stream)
+    out = np.where(stream >= 0, numbered, events.thread.values.astype(np.int64))
     moving = np.isin(events.category.values, (Category.COLLECTIVE, Category.P2P))
     beside = moving & ((events.flags.values & Flag.ASYNC) != 0) & (stream < 0)
     start, end = events.start_ns.values, events.start_ns.values + events.duration_ns.values
@@ -55,7 +57,7 @@ def span_lines(events: xr.Dataset, names: Array, track: Array) -> Iterator[str]:
     labels = _texts(np.where(names.astype(str) == "", events.op.values, names))
     category = _texts(events.category.values)
     times = zip(events.start_ns.values.tolist(), events.duration_ns.values.tolist(), strict=True)
-    args = _args(events)
+    args = _args(events, names, track)
     rows = zip(labels, category, process, track.tolist(), times, args, strict=True)
     for name, cat, pid, tid, (start, length), arg in rows:
         yield (
@@ -64,8 +66,14 @@ def span_lines(events: xr.Dataset, names: Array, track: Array) -> Iterator[str]:
         )
 
 
-def _args(events: xr.Dataset) -> list[str]:
+def _args(events: xr.Dataset, names: Array, track: Array) -> list[str]:
     parts: list[list[str]] = [[] for _ in range(events.sizes["event"])]
+    for part, name in zip(parts, names.astype(str).tolist(), strict=True):
+        if not name:  # the label is the op: the importer knows by this that there is no name
+            part.append('"name": ""')
+    thread = events.thread.values
+    for i in np.flatnonzero((thread != track) & (thread >= 0)).tolist():
+        parts[i].append(f'"thread": {thread[i]}')
     for name in _TEXTS:
         for part, value, text in zip(parts, events[name].values, _texts(events[name].values), strict=True):
             if value not in ("", "none"):
@@ -96,6 +104,7 @@ def name_lines(incarnation: int, rank: int, text: str, track: Array) -> Iterator
             name = f"transfers in flight {tid - TRANSFERS}"
         else:
             name = f"stream {tid - STREAMS}" if tid >= STREAMS else f"thread {tid}"
+            name = f"device lane {tid - _UNTOLD}" if tid >= _UNTOLD else name
         yield line("thread_name", tid, name=name)
         yield line("thread_sort_index", tid, sort_index=tid)
 

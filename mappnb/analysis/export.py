@@ -20,6 +20,7 @@ from mappnb.analysis._chrome import flow_lines, name_lines, span_lines, tracks
 from mappnb.analysis._identity import call_ids
 from mappnb.analysis._input import events_of
 from mappnb.datasets import layout_of
+from mappnb.display import layout_known
 from mappnb.errors import MappnbError, did_you_mean
 from mappnb.run import Run
 from mappnb.schema import EVENTS
@@ -29,6 +30,7 @@ __all__ = ["export", "export_chrome", "export_parquet", "steps_of"]
 
 Array = np.ndarray[Any, Any]
 _IDENTITY = ("incarnation", "rank", "category", "op", "name", "group", "seq", "peer", "start_ns")
+_LONGEST_GROUPS = 50_000  # characters; the importer reads 64 KiB of the head's entries
 _TRANSFERS = (Category.COLLECTIVE, Category.P2P)
 
 
@@ -125,7 +127,10 @@ def export_chrome(
     """
     attrs = _attrs(run)
     with _sink(path) as out:
-        other = {k: attrs[k] for k in ("run_id", "clock_model", "format_version") if k in attrs}
+        other = {"exporter": "mappnb"} | {
+            k: attrs[k] for k in ("run_id", "clock_model", "format_version") if k in attrs
+        }
+        other |= _places(run, attrs)
         out.write('{"displayTimeUnit": "ns", "otherData": ' + json.dumps(other) + ', "traceEvents": [')
         comma = ""
         for lines in _chrome_parts(run, step, redact=redact):
@@ -133,6 +138,14 @@ def export_chrome(
             comma = ","
         out.write("\n]}\n")
     return Path(path)
+
+
+def _places(run: Run | xr.Dataset, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return layout and groups as the importer puts them back, unless they are too long for an entry of a trace's head."""
+    known = "layout" in attrs and (not isinstance(run, Run) or layout_known(run))
+    found = {"layout": json.loads(attrs["layout"])} if known else {}
+    groups = attrs.get("groups", "{}")
+    return found | ({"groups": json.loads(groups)} if 2 < len(groups) < _LONGEST_GROUPS else {})
 
 
 def _chrome_parts(run: Run | xr.Dataset, step: int | slice | None, *, redact: bool) -> Iterator[Iterable[str]]:
@@ -144,7 +157,7 @@ def _chrome_parts(run: Run | xr.Dataset, step: int | slice | None, *, redact: bo
     for incarnation, rank, events in _ranks(run, step):
         track = tracks(events)
         words = [f"rank {rank}"]
-        if layout.world_size > max(rank, 1):
+        if layout.world_size > max(rank, 1) and (not isinstance(run, Run) or layout_known(run)):
             words.append(f"({layout.label(rank)})")
         words += [hosts[rank]] if hosts.get(rank) else []
         words += [f"incarnation {incarnation}"] if incarnation else []

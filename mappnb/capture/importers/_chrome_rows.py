@@ -8,17 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from mappnb.capture.importers._counters import Counters
+from mappnb.capture.importers._gather import Few
 from mappnb.capture.importers._lanes import begin_end_pairs
 from mappnb.capture.importers._tracejson import MISSING, MOST_NS, Batch, TraceText, usable
 from mappnb.capture.importers._traces import Lanes
 
-__all__ = ["ChromeRows", "SpanTable", "gather_rows", "spans_of"]
+__all__ = ["OWN_COLUMNS", "OWN_FIELDS", "ChromeRows", "SpanTable", "gather_rows", "spans_of"]
 
 Array = np.ndarray[Any, Any]
 _WANTED = b"XBEbeSFiIR"
+_OWN = {"op": "s", "phase": "s", "dtype": "s", "group": "s", "category": "s", "name": "s"}
+_OWN |= dict.fromkeys(
+    ("step", "stage", "chunk", "microbatch", "layer", "bytes", "seq", "peer", "stream", "thread", "flags"), "i"
+)
+OWN_COLUMNS = tuple(_OWN)
+OWN_FIELDS: tuple[tuple[str, str, str], ...] = tuple(("args", name, kind) for name, kind in _OWN.items())
+"""The args of the spans of our own export (:func:`mappnb.analysis.export_chrome`)."""
+_NOT_KEPT = {"tid", "bp", "ts", "counter", "args.name"}
 _NO_SPAN = {
     "M": "names of processes and threads",
-    "C": "counter samples (no place for them in a run: import keeps spans)",
+    "C": "counter samples",
     "s": "ends of flow arrows",
     "t": "ends of flow arrows",
     "f": "ends of flow arrows",
@@ -40,6 +50,10 @@ class ChromeRows:
         (pid, tid) by number.
     process_names, thread_names : dict
         Numbers of names by pid, and by (pid, tid).
+    counters : Counters
+        Samples of counters.
+    own : Few
+        What our own export says of its spans: ``row``, and the columns of :data:`OWN_FIELDS`.
     skipped, repairs : dict of str to int
         What was left out, what was mended.
     """
@@ -48,6 +62,8 @@ class ChromeRows:
     lanes: Lanes = field(default_factory=Lanes)
     process_names: dict[int, int] = field(default_factory=dict)
     thread_names: dict[tuple[int, int], int] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    own: Few = field(default_factory=lambda: Few(np.zeros(0, np.int64), {}))
     skipped: dict[str, int] = field(default_factory=dict)
     repairs: dict[str, int] = field(default_factory=dict)
 
@@ -89,19 +105,32 @@ def gather_rows(batches: Iterable[Batch], trace: TraceText, *, time: str = "ts")
     """
     out = ChromeRows()
     parts: dict[str, list[Array]] = {}
+    own: list[tuple[Array, dict[str, Array]]] = []
+    num = 0
     for batch in batches:
         ph = batch["ph"]
         wanted = np.isin(ph, list(_WANTED))
         keep = np.flatnonzero(wanted & usable(batch[time]))
         _add(out.skipped, "rows without a usable time", int(wanted.sum()) - len(keep))
+        if "counter" in batch:
+            out.counters.add(batch, time=time)
+            wanted |= ph == ord("C")
         for letter, n in enumerate(np.bincount(ph[~wanted], minlength=256).tolist()):
             _add(out.skipped, _NO_SPAN.get(chr(letter), f"events of phase {chr(letter)!r}"), n)
         _note_names(out, batch, trace.names)
         lane = out.lanes.number(batch["pid"][keep], batch["tid"][keep])
-        some = {k: v[keep] for k, v in batch.items() if k not in ("tid", "bp", "args.name", "ts")}
+        ours = {f"args.{n}" for n in OWN_COLUMNS} if "args.op" in batch else set()
+        some = {k: v[keep] for k, v in batch.items() if k not in _NOT_KEPT | ours}
         for name, values in {**some, "lane": lane, "ts": batch[time][keep]}.items():
             parts.setdefault(name, []).append(values)
+        if ours:
+            told = np.flatnonzero(batch["args.op"][keep] >= 0)
+            own.append((told + num, {n: batch[f"args.{n}"][keep[told]] for n in OWN_COLUMNS}))
+        num += len(keep)
     out.columns = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+    if own:
+        columns = {n: np.concatenate([c[n] for _, c in own]) for n in OWN_COLUMNS}
+        out.own = Few(np.concatenate([rows for rows, _ in own]), columns)
     return out
 
 

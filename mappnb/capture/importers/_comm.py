@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,33 @@ from mappnb.capture.importers._names import collective_op, plain_dtype
 from mappnb.capture.importers._tracejson import MISSING
 from mappnb.terms import P2P_OPS, Category, Op
 
-__all__ = ["Communication"]
+__all__ = ["CallIds", "Communication"]
 
 Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class CallIds:
+    """The numbers of calls by group and ``Comms Id``, which is the same on all ranks of a call even where their ``Seq`` differs.
+
+    Attributes
+    ----------
+    numbers : dict of int to dict of str to int
+        Group -> Comms Id -> number of the call: the ``Seq`` of the rank that was read first, or the next that is free.
+    """
+
+    numbers: dict[int, dict[str, int]] = field(default_factory=dict)
+    _used: dict[int, set[int]] = field(default_factory=dict)
+
+    def of(self, group: int, ids: list[str], told: list[int]) -> list[int]:
+        """Return the numbers of a rank's calls in a group, in order of issue."""
+        known, used = self.numbers.setdefault(group, {}), self._used.setdefault(group, set())
+        for call, number in zip(ids, told, strict=True):
+            if call not in known:
+                free = number if number >= 0 and number not in used else max(used, default=-1) + 1
+                known[call] = free
+                used.add(free)
+        return [known[call] for call in ids]
 
 
 class Communication:
@@ -34,10 +59,20 @@ class Communication:
         Number of ranks of the job.
     sites : dict of SiteRow to int
         Sites so far; grows.
+    ids : CallIds
+        Of all ranks.
     """
 
-    def __init__(self, few: Few, names: list[str], info: dict[str, Any], world: int, sites: dict[SiteRow, int]) -> None:
-        self.few, self.names, self.info, self.world, self.sites = few, names, info, world, sites
+    def __init__(
+        self,
+        few: Few,
+        names: list[str],
+        info: dict[str, Any],
+        world: int,
+        sites: dict[SiteRow, int],
+        ids: CallIds,
+    ) -> None:
+        self.few, self.names, self.info, self.world, self.sites, self.ids = few, names, info, world, sites, ids
         config = info.get("pg_config")
         self.config = {
             str(p.get("pg_name")): p for p in (config if isinstance(config, list) else []) if isinstance(p, dict)
@@ -70,7 +105,7 @@ class Communication:
         if not n:
             return
         around = self._around(out, calls, annotated, launch[calls])
-        told = np.full(n, -1, np.int64)
+        told, comms = np.full(n, -1, np.int64), list[str]()
         at = np.searchsorted(self.few.row, calls)
         has = np.zeros(len(calls), bool)
         if len(self.few.row):
@@ -79,7 +114,8 @@ class Communication:
             args = self._args(j) if known else {}
             self._one(out, i, args, rows[out.columns["site"][calls[i]]], annotation)
             told[i] = args.get("Seq", -1)
-        self._number(out, told)
+            comms.append(str(args.get("Comms Id", "")))
+        self._number(out, told, comms)
         out.few |= {name: (calls, self.values[name]) for name in ("group", "seq", "peer")}
         self._bytes(out)
         out.facts["groups"] = self.facts
@@ -174,8 +210,8 @@ class Communication:
                 return members
         return tuple(range(self.world)) if size == self.world else ()
 
-    def _number(self, out: RankRows, told: Array) -> None:
-        """Give calls their numbers: their own where all of a group have one, else in the order of issue."""
+    def _number(self, out: RankRows, told: Array, comms: list[str]) -> None:
+        """Give calls their numbers: by their Comms Id or their Seq where all of a group have one, else in the order of issue."""
         issue, start = out.columns["issue_ns"][self.calls], out.columns["start_ns"][self.calls]
         rows = list(self.sites)
         queues: dict[tuple[int, ...], list[int]] = {}
@@ -187,7 +223,10 @@ class Communication:
             pair = ((out.rank, peer) if op == Op.SEND else (peer, out.rank)) if op in P2P_OPS else ()
             queues.setdefault((group, *pair), []).append(i)
         for key, queue in queues.items():
-            own = told[queue]
+            own, ids = told[queue], [comms[i] for i in queue]
+            if len(key) == 1 and all(ids) and len(set(ids)) == len(ids):
+                self.values["seq"][queue] = self.ids.of(key[0], ids, own.tolist())
+                continue
             usable = len(key) == 1 and (own >= 0).all() and len(np.unique(own)) == len(own)
             self.values["seq"][queue] = own if usable else np.arange(len(queue))
 

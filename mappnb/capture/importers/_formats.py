@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from mappnb.capture.importers._counters import Counters
 from mappnb.capture.importers._sources import Source
 from mappnb.layout import Layout
 from mappnb.table_specs import Columns
@@ -75,6 +78,15 @@ class RankRows:
     skipped: dict[str, int] = field(default_factory=dict)
     repairs: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def add_counters(self, counters: Counters, names: list[str], pid: int | None = None) -> None:
+        """Make samples of counters rows of the metrics table."""
+        rows = counters.columns(names, pid)
+        if len(rows["time_ns"]):
+            before = self.tables.get("metrics")
+            self.tables["metrics"] = {k: np.concatenate([before[k], v]) for k, v in rows.items()} if before else rows
+        if counters.unusable:
+            self.skipped = {**self.skipped, "counter samples without a number": counters.unusable}
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mappnb.capture.importers._counters import COUNTER_FIELD, Counters
 from mappnb.capture.importers._growing import GrowingColumn
 from mappnb.capture.importers._tracejson import MISSING, MOST_NS, Batch, TraceText, usable
 from mappnb.capture.importers._traces import Lanes
@@ -38,6 +39,7 @@ KINETO_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("args", "device", "i"),
     ("args", "name", "s"),
     *(("args", name, kind) for name, kind in _COMM.items()),
+    COUNTER_FIELD,
 )
 """The args that Kineto's importer asks for."""
 
@@ -83,6 +85,8 @@ class Spans:
         Name of a thread by its (pid, tid), number among the names.
     devices : dict of int to int
         Device -> events on it.
+    counters : Counters
+        Samples of counters.
     skipped, repairs : dict of str to int
         What was left out, what was mended.
     """
@@ -94,6 +98,7 @@ class Spans:
     lanes: Lanes = field(default_factory=Lanes)
     lane_names: dict[tuple[int, int], int] = field(default_factory=dict)
     devices: dict[int, int] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
     skipped: dict[str, int] = field(default_factory=dict)
     repairs: dict[str, int] = field(default_factory=dict)
 
@@ -105,7 +110,6 @@ _LEFT_OUT = {
     ord("M"): "names of processes and threads",
     ord("i"): "instants",
     ord("I"): "instants",
-    ord("C"): "counter samples",
 }
 
 
@@ -127,6 +131,7 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
     for batch in batches:
         _count(out, batch)
         _note_names(out, batch)
+        out.counters.add(batch)
         keep = np.flatnonzero((batch["ph"] == ord("X")) & usable(batch["ts"]))
         some = {k.removeprefix("args."): v[keep] for k, v in batch.items() if k != "args.name"}
         _mend_durations(out, some)
@@ -170,7 +175,7 @@ def _add(into: dict[str, int], key: str, n: int) -> None:
 def _count(out: Spans, batch: Batch) -> None:
     counts = np.bincount(batch["ph"], minlength=256)
     for letter in np.flatnonzero(counts).tolist():
-        if letter != ord("X"):
+        if letter not in b"XC":
             _add(out.skipped, _LEFT_OUT.get(letter, f"events of phase {chr(letter)!r}"), int(counts[letter]))
     _add(out.skipped, "spans without a usable time", int(((batch["ph"] == ord("X")) & ~usable(batch["ts"])).sum()))
 

@@ -51,7 +51,7 @@ def read_columns(
     if whole:
         trace.metadata = {k: _written(v) for k, v in document.items() if k != "traceEvents"}
     numbers: dict[str, int] = {}
-    wanted = [f for f in fields if f[2] != "a"]
+    wanted = [f for f in fields if f[2] not in "ar"]
     kept = [e for e in events if isinstance(e, dict) and _is_event(e)]
     out: Batch = {}
     for where, name, kind in wanted:

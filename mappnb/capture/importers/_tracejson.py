@@ -45,7 +45,8 @@ EVENT_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("event", "bp", "c"),
     ("event", "args", "a"),
 )
-"""What every trace event may have: (where, name, kind). Kinds: c letter, t time, k integer or text, s text, i integer, f float, a args."""
+"""What every trace event may have: (where, name, kind). Kinds: c letter, t time, k integer or text, s text, i integer, f float, a args,
+r the args of counter samples as they are written (-1 for other events)."""
 
 Batch = dict[str, np.ndarray[Any, Any]]
 """Columns of some events: ``ts`` and ``dur`` in ns, texts as numbers into :attr:`TraceText.names`."""

@@ -54,6 +54,8 @@ class ImportReport:
         Events left out on purpose, by reason.
     repairs : dict of str to int
         What was mended, by kind.
+    repaired_in : dict of str to dict of str to int
+        Kind -> file (or files, of a rank that came from several) -> how often.
     files_skipped : dict of str to str
         Files that were left out, and why.
     notes : list of str
@@ -68,6 +70,7 @@ class ImportReport:
     num_read: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     repairs: dict[str, int] = field(default_factory=dict)
+    repaired_in: dict[str, dict[str, int]] = field(default_factory=dict)
     files_skipped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -79,6 +82,10 @@ class ImportReport:
         for total, one in ((self.skipped, rank.skipped), (self.repairs, rank.repairs)):
             for key, value in one.items():
                 total[key] = total.get(key, 0) + value
+        where = ", ".join(rank.sources[:4]) + (", ..." if len(rank.sources) > 4 else "")
+        for kind, value in rank.repairs.items():
+            files = self.repaired_in.setdefault(kind, {})
+            files[where] = files.get(where, 0) + value
         self.notes += [n for n in rank.notes if n not in self.notes]
 
     def __str__(self) -> str:
@@ -87,11 +94,29 @@ class ImportReport:
             f"into {self.run_dir} ({self.num_read:,} entries read)"
         ]
         lines += [f"skipped   {n:,} {why}" for why, n in sorted(self.skipped.items())]
-        lines += [f"repaired  {n:,} × {kind.replace('_', ' ')}" for kind, n in sorted(self.repairs.items())]
+        lines += [_repaired(kind, files) for kind, files in sorted(self.repaired_in.items())]
         lines += [f"left out  {name}: {why}" for name, why in list(self.files_skipped.items())[:20]]
         lines += [f"note      {n}" for n in self.notes[:20]]
         lines += [f"note      ... and {len(self.notes) - 20} more"] if len(self.notes) > 20 else []
         return "\n".join(lines)
+
+
+_MEANING = {
+    "truncated": "cut off at the end; what came before was read",
+    "junk_bytes": "bytes that belong to no event, left out",
+    "broken_events": "damaged events in the middle, left out",
+    "damaged_archives": "packed data damaged or cut off; what came before was read",
+    "damaged_heads": "the head is damaged; events were looked for behind it",
+}
+"""What kinds of repair mean that their names do not say."""
+
+
+def _repaired(kind: str, files: dict[str, int]) -> str:
+    """Return the line of a kind of repair: how often, what it means, and in which files."""
+    means = f" ({_MEANING[kind]})" if kind in _MEANING else ""
+    each = [f"{name}" + (f": {n:,}" if len(files) > 1 else "") for name, n in files.items()]
+    more = f" and {len(each) - 4} more files" if len(each) > 4 else ""
+    return f"repaired  {sum(files.values()):,} × {kind.replace('_', ' ')}{means} in {', '.join(each[:4])}{more}"
 
 
 @contextmanager

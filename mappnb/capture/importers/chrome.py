@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.capture.importers._chrome_rows import ChromeRows, SpanTable, gather_rows, spans_of
+from mappnb.capture.importers._chrome_rows import OWN_FIELDS, ChromeRows, SpanTable, gather_rows, spans_of
+from mappnb.capture.importers._counters import COUNTER_FIELD
 from mappnb.capture.importers._formats import Imported, ImportOptions, RankRows, SiteRow, register_format
 from mappnb.capture.importers._lanes import nesting_depth
 from mappnb.capture.importers._names import host_kind, kernel_kind
+from mappnb.capture.importers._own_export import own_layout, own_ranks, put_back
 from mappnb.capture.importers._ranks import assign_ranks, rank_in_name
 from mappnb.capture.importers._sources import Source
 from mappnb.capture.importers._tracejson import TraceText
@@ -22,7 +24,7 @@ from mappnb.terms import Category, Flag, Op, Phase
 __all__ = ["import_chrome", "rank_rows"]
 
 Array = np.ndarray[Any, Any]
-_FIELDS = (("args", "name", "s"),)
+_FIELDS = (*OWN_FIELDS, COUNTER_FIELD)
 _PHASE = re.compile(rb'"ph"\s*:\s*"')
 
 
@@ -51,9 +53,12 @@ def import_chrome(sources: Sequence[Source], options: ImportOptions) -> Imported
     heads = [look(s) for s in sources]
     if len(sources) == 1 and options.rank_from is None:
         rows = _read(sources[0], heads[0].shift)
-        ranks = _ranks_of_processes(*rows[:2]) or {}
+        ranks = own_ranks(*rows) or _ranks_of_processes(*rows) or {}
         if ranks:
-            return Imported(max(ranks.values()) + 1, _split(sources[0], rows, ranks))
+            layout, world = own_layout(rows[1]), max(ranks.values()) + 1
+            world = max(world, layout.world_size if layout else 0)
+            notes = ["restarts of the exported run are put together"] if len(set(ranks.values())) < len(ranks) else []
+            return Imported(world, _split(sources[0], rows, ranks), layout=layout, notes=notes)
         named, notes = assign_ranks(sources, [None], options)
         return Imported(named[0] + 1, iter([_one(sources[0], rows, named[0])]), notes=notes)
     numbers, notes = assign_ranks(sources, [None] * len(sources), options)
@@ -82,8 +87,11 @@ def _split(source: Source, read: _Read, ranks: dict[int, int]) -> Iterator[RankR
     rows, trace = read
     table = spans_of(rows)
     pid = rows.columns["pid"][table.begin]
-    for i, (process, rank) in enumerate(sorted(ranks.items(), key=lambda x: x[1])):
-        out = rank_rows(source, rows, trace, table, np.flatnonzero(pid == process), rank)
+    for i, rank in enumerate(sorted(set(ranks.values()))):
+        processes = [p for p, r in ranks.items() if r == rank]
+        out = rank_rows(source, rows, trace, table, np.flatnonzero(np.isin(pid, processes)), rank)
+        for process in processes:
+            out.add_counters(rows.counters, trace.names, process)
         if i:  # counted once
             out.num_read, out.skipped, out.repairs = 0, {}, {}
         yield out
@@ -92,7 +100,9 @@ def _split(source: Source, read: _Read, ranks: dict[int, int]) -> Iterator[RankR
 def _one(source: Source, read: _Read, rank: int) -> RankRows:
     rows, trace = read
     table = spans_of(rows)
-    return rank_rows(source, rows, trace, table, np.arange(len(table.begin)), rank)
+    out = rank_rows(source, rows, trace, table, np.arange(len(table.begin)), rank)
+    out.add_counters(rows.counters, trace.names)
+    return out
 
 
 def rank_rows(source: Source, rows: ChromeRows, trace: TraceText, table: SpanTable, mine: Array, rank: int) -> RankRows:
@@ -137,6 +147,7 @@ def rank_rows(source: Source, rows: ChromeRows, trace: TraceText, table: SpanTab
         words = [*rows.lanes.label(one, trace.names), trace.names[name] if name is not None else ""]
         labels[str(number)] = " ".join(words).strip()
     out.facts["threads"] = labels
+    put_back(out, rows, trace, table, mine)
     return out
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.capture.importers._comm import Communication
+from mappnb.capture.importers._comm import CallIds, Communication
 from mappnb.capture.importers._formats import Imported, ImportOptions, RankRows, SiteRow, register_format
 from mappnb.capture.importers._gather import KINETO_FIELDS, Spans, gather
 from mappnb.capture.importers._lanes import first_index, inside, nesting_depth, step_of
@@ -74,10 +74,11 @@ def import_kineto(sources: Sequence[Source], options: ImportOptions) -> Imported
         )
     order = np.argsort(ranks).tolist()
     out = Imported(world, iter(()), None, None, notes)
+    ids = CallIds()
 
     def each() -> Iterator[RankRows]:
         for i in order:
-            rank = _read_rank(sources[i], ranks[i], heads[i], infos[i], world)
+            rank = _read_rank(sources[i], ranks[i], heads[i], infos[i], world, ids)
             if out.first_wall_ns is None and len(rank.columns.get("start_ns", ())):
                 firsts = [h.first_ns for h in heads if h.first_ns is not None]
                 out.first_wall_ns = min([int(rank.columns["start_ns"].min()), *firsts]) + rank.wall_offset_ns
@@ -108,7 +109,7 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 20 else None
 
 
-def _read_rank(source: Source, rank: int, head: Head, info: dict[str, Any], world: int) -> RankRows:
+def _read_rank(source: Source, rank: int, head: Head, info: dict[str, Any], world: int, ids: CallIds) -> RankRows:
     trace = TraceText()
     spans = gather(read_source(source, trace, fields=KINETO_FIELDS, shift=head.shift), trace)
     metadata = head.metadata | parsed(trace.metadata)
@@ -119,11 +120,12 @@ def _read_rank(source: Source, rank: int, head: Head, info: dict[str, Any], worl
         out.notes.append(f"{source.name}: {source.damage}; what came before it was read")
     _drop_zeros(spans, out)
     out.facts = _facts(spans, metadata)
+    out.add_counters(spans.counters, trace.names)
     if not len(spans.columns["ts"]):
         out.notes.append(f"{source.name}: {_why_nothing(trace)}")
         return out
     told = metadata.get("distributedInfo")
-    _Rows(spans, trace.names, told if isinstance(told, dict) else info, world, out).fill()
+    _Rows(spans, trace.names, told if isinstance(told, dict) else info, world, out).fill(ids)
     if len(spans.devices) > 1:
         out.notes.append(
             f"{source.name}: events of {len(spans.devices)} devices; their streams are told apart by number only"
@@ -180,7 +182,7 @@ class _Rows:
         self.spans, self.names, self.info, self.world, self.out = spans, names, info, world, out
         self.sites: dict[SiteRow, int] = {}
 
-    def fill(self) -> None:
+    def fill(self, ids: CallIds) -> None:
         """Fill ``out``; gives up the gathered columns on the way, to keep the memory low."""
         c, out = self.spans.columns, self.out
         pair = c.pop("pair")
@@ -200,7 +202,7 @@ class _Rows:
         del pair, device, backward
         out.columns = {"site": sites, "start_ns": c.pop("ts"), "duration_ns": c.pop("dur"), "issue_ns": issue}
         out.columns |= {"stream": stream, "thread": thread}
-        Communication(self.spans.few, self.names, self.info, self.world, self.sites).fill(out, annotated, launch)
+        Communication(self.spans.few, self.names, self.info, self.world, self.sites, ids).fill(out, annotated, launch)
         del launch
         out.columns["depth"] = nesting_depth(thread, out.columns["start_ns"], out.columns["duration_ns"], stream < 0)
         out.columns["step"] = step_of(issue, out.columns["start_ns"], *steps)
