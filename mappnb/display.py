@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mappnb.run import Run
 
-__all__ = ["bytes_text", "run_html", "run_text", "table_html"]
+__all__ = ["bytes_text", "layout_known", "run_html", "run_text", "table_html"]
+
+
+_NO_LAYOUT = "layout not in the trace"
 
 
 def bytes_text(size: float) -> str:
@@ -18,6 +21,13 @@ def bytes_text(size: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return ""
+
+
+def layout_known(run: Run) -> bool:
+    """Return whether ``run.layout`` is what the job was: False for imported traces of several ranks that do not tell it."""
+    told = any(info.get("layout") for i in run.incarnations for info in i.ranks.values())
+    imported = any((i.info.get("launch") or {}).get("imported") for i in run.incarnations)
+    return told or not imported or run.layout.world_size == 1
 
 
 def run_text(run: Run) -> str:
@@ -33,7 +43,8 @@ def run_text(run: Run) -> str:
         if there
     )
     restarts = f", {len(run.incarnations)} incarnations" if len(run.incarnations) > 1 else ""
-    return f"Run({meta['world_size']} ranks, {run.layout}{restarts}{notes})"
+    layout = run.layout if layout_known(run) else _NO_LAYOUT
+    return f"Run({meta['world_size']} ranks, {layout}{restarts}{notes})"
 
 
 def table_html(rows: list[tuple[str, Any]], *, caption: str) -> str:
@@ -55,10 +66,11 @@ def run_html(run: Run) -> str:
     meta = run.meta
     steps = run.steps
     versions = ", ".join(f"{k} {v}" for k, v in meta["versions"].items())
+    layout = run.layout if layout_known(run) else _NO_LAYOUT
     rows: list[tuple[str, Any]] = [
         ("folder", run.path),
         ("state", meta["state"]),
-        ("layout", f"{run.layout} ({meta['world_size']} ranks on {_listed(meta['hosts'])})"),
+        ("layout", f"{layout} ({meta['world_size']} ranks on {_listed(meta['hosts'])})"),
         (
             "steps",
             f"{steps.sizes['step']} ({int(steps.step[0])} to {int(steps.step[-1])})"
@@ -76,4 +88,4 @@ def run_html(run: Run) -> str:
     if meta["dropped"]:
         rows.append(("events dropped", f"{meta['dropped']} (recorder under pressure; the oldest were given up)"))
     rows += [(f"skipped {k}", v) for k, v in list(meta["problems"].items())[:8]]
-    return table_html(rows, caption="mappnb run")
+    return table_html([(name, text) for name, text in rows if text != ""], caption="mappnb run")

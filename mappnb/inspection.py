@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from mappnb import analysis
-from mappnb.display import bytes_text
+from mappnb.display import bytes_text, layout_known
 from mappnb.run import Run, attach
 from mappnb.table_specs import TABLES
 from mappnb.terms import Flag
@@ -20,17 +20,19 @@ def info_text(run_dir: str | os.PathLike[str]) -> str:
     run = attach(run_dir)
     meta, steps = run.meta, run.steps
     rows = run._reader("events").rows
+    layout = run.layout if layout_known(run) else "not in the trace"
     lines = [
         f"run        {meta['run_id']}  ({meta['state']})",
         f"folder     {run.path}  ({bytes_text(run.store.size_bytes())}, format {meta['format_version']})",
         f"created    {meta['created']:%Y-%m-%d %H:%M:%S} UTC",
-        f"layout     {run.layout}, {meta['world_size']} ranks on {len(meta['hosts'])} host(s): {', '.join(meta['hosts'][:4])}",
+        f"layout     {layout}, {meta['world_size']} ranks on {len(meta['hosts'])} host(s): {', '.join(meta['hosts'][:4])}",
         f"steps      {steps.sizes['step']}"
         + (f" ({int(steps.step[0])} to {int(steps.step[-1])})" if steps.sizes["step"] else ""),
         f"events     {rows:,}",
         f"plan       {meta['plan']}",
-        "versions   " + ", ".join(f"{k} {v}" for k, v in meta["versions"].items()),
     ]
+    if meta["versions"]:
+        lines.append("versions   " + ", ".join(f"{k} {v}" for k, v in meta["versions"].items()))
     lines += [
         f"restart    incarnation {i.number}: {len(i.ranks)} of {i.world_size} ranks"
         for i in run.incarnations

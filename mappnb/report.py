@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from mappnb import analysis, palette, svg
-from mappnb.display import bytes_text
+from mappnb.display import bytes_text, layout_known
 from mappnb.run import Run, attach
 from mappnb.segment_writer import write_file
 from mappnb.stepview import step_timeline
@@ -65,7 +65,8 @@ def summary(run: Run) -> dict[str, Any]:
     newest = events.isel(event=np.flatnonzero(events.incarnation.values == len(run.incarnations) - 1))
     parts = analysis.breakdown(newest)
     ranks = [int(r) for r in parts["rank"].values]
-    labels = {r: f"rank {r}" + (f" · {run.layout.label(r)}" if run.layout.world_size > 1 else "") for r in ranks}
+    placed = run.layout.world_size > 1 and layout_known(run)
+    labels = {r: f"rank {r}" + (f" · {run.layout.label(r)}" if placed else "") for r in ranks}
     return {
         "stats": stats,
         "step": middle,
@@ -140,7 +141,7 @@ def next_steps(path: str, step: int) -> str:
 def _lead(run: Run) -> str:
     meta = run.meta
     versions = ", ".join(f"{k} {v}" for k, v in meta["versions"].items())
-    where = f"{run.layout}, {meta['world_size']} ranks on {len(meta['hosts'])} host(s)"
+    where = f"{run.layout if layout_known(run) else 'layout not in the trace'}, {meta['world_size']} ranks on {len(meta['hosts'])} host(s)"
     return " · ".join(filter(None, [where, f"{meta['created']:%Y-%m-%d %H:%M} UTC", f"plan {meta['plan']}", versions]))
 
 
