@@ -6,18 +6,25 @@ import numpy as np
 import xarray as xr
 
 from mappnb.analysis._straggler_find import Excess, Finding, Settings
+from mappnb.analysis._straggler_layers import slow_layer
 from mappnb.analysis._straggler_links import find_links
+from mappnb.analysis._straggler_skew import find_skew
 from mappnb.analysis._straggler_source import Source
+from mappnb.analysis._straggler_telemetry import MORE_TOKENS, Beside
+from mappnb.layout import Layout
 from mappnb.run import Run
 
 __all__ = ["add_details"]
+
+LOOKED_INTO = 16
+"""Findings, the largest first, whose layers are looked into."""
 
 
 def add_details(
     run: Run | xr.Dataset,
     judged: xr.Dataset,
-    findings: list[Finding],
-    excess: Excess,
+    layout: Layout,
+    found: tuple[list[Finding], Excess],
     settings: Settings,
     notes: list[str],
 ) -> list[Finding]:
@@ -29,18 +36,60 @@ def add_details(
         Events of all ranks.
     judged : Dataset, dims (step, rank, part)
         Self-time table of the judged steps.
-    findings : list of Finding
+    layout : Layout
+        Parallel layout.
+    found : tuple of (list of Finding, Excess)
         What the table tells.
-    excess : Excess
-        Excess of all ranks.
     settings : Settings
         Thresholds.
     notes : list of str
         Gets what is to be said.
     """
+    findings, excess = found
+    source, beside = Source(run, judged), Beside(run, excess)
+    if beside.telemetry is None:
+        notes.append("no telemetry: a hardware cause is not confirmed by clocks, a late host not by its run queue")
     if len(excess.table.step) < 2:
         return findings
-    source = Source(run, judged)
+    _causes(findings, source, excess, layout, beside)
     transfer_s = judged["transfer_s"].values.astype(np.float64)
     links = find_links(source, excess, transfer_s, settings, notes)
-    return findings + links
+    return findings + links + find_skew(source, excess, judged, layout, settings)
+
+
+def _causes(findings: list[Finding], source: Source, excess: Excess, layout: Layout, beside: Beside) -> None:
+    """Look into the ranks and hosts whose compute or host is slow."""
+    judged = [
+        f for f in findings if f.subject_kind in ("rank", "host") and f.verdict in ("culprit", "undecided") and f.kinds
+    ]
+    guilty = {c for f in judged for c in f.ranks}
+    tokens = beside.tokens(layout)
+    for f in sorted(judged, key=lambda f: -f.effect_s)[:LOOKED_INTO]:
+        main = max(f.kinds, key=lambda k: f.kinds[k])
+        if main == "host" and (text := beside.run_queue(f)):
+            f.evidence.append(text)
+        if main != "compute":
+            continue
+        load = max((tokens.get(int(excess.table.rank[c]), 0.0) for c in f.ranks), default=0.0)
+        signs = beside.hardware(f)
+        if signs:
+            f.cause = "hardware"
+            f.evidence += signs
+        elif load >= MORE_TOKENS:
+            f.cause = "moe_load"
+            f.evidence.append(f"its experts got {load:.2f} times the mean number of tokens of their group")
+        else:
+            _layer(f, source, excess, guilty)
+
+
+def _layer(f: Finding, source: Source, excess: Excess, guilty: set[int]) -> None:
+    slow = slow_layer(f, source, excess, guilty)
+    if slow is None:
+        return
+    if slow.alone:
+        f.cause = "layer"
+        f.evidence.append(
+            f"{slow.name} takes {slow.ratio:.2f} times as long and holds {slow.share:.0%} of the excess; all else {slow.others:.2f} times"
+        )
+    elif f.cause == "hardware":
+        f.evidence.append("no single layer or op of it stands out")

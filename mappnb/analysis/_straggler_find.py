@@ -23,6 +23,8 @@ RANKS_OF_HOST = 0.8
 """Share of its ranks that must be slow before a host is named (as SHARE of :mod:`mappnb.analysis._suspects`)."""
 ALIKE = 0.5
 """Ranks of a slow host are slow alike: the excess of each is within this share of the host's median."""
+AFTERWARDS = ("checkpoint", "evaluation")
+"""What is done at the end of a step: the others wait for it in the next one."""
 HOLES = 0.05
 """If the ranks of a role usually have holes of this share of a step, the waits of the run are not all recorded, and holes say nothing."""
 
@@ -184,9 +186,12 @@ def _finding(excess: Excess, rank: int, kinds: dict[str, Spell]) -> Finding:
         cost,
     )
     out.peers = int(excess.peers[rank])
-    out.imposed_s = float(np.nanmedian(excess.imposed[active, rank])) if out.peers else float("nan")
-    less = float(np.nanmedian(excess.waited_less[active, rank])) if out.peers else float("nan")
-    if out.peers and excess.has_calls[rank] and max(out.imposed_s, less) < SUPPORT * out.effect_s:
+    when = active + 1 if main in AFTERWARDS else active
+    when = when[when < len(excess.imposed)]
+    if out.peers and len(when):
+        out.imposed_s = float(np.nanmedian(excess.imposed[when, rank]))
+    less = float(np.nanmedian(excess.waited_less[when, rank])) if out.peers and len(when) else float("nan")
+    if out.peers and excess.has_calls[rank] and np.fmax(out.imposed_s, less) < SUPPORT * out.effect_s:
         out.verdict = "undecided"
         out.evidence.append("but the others do not wait for it")
     return out

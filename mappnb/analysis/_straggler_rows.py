@@ -15,13 +15,23 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def frame(findings: list[Finding], excess: Excess) -> pd.DataFrame:
-    """Return one row per finding and one for each rank that is clear, the largest effect first."""
+def frame(findings: list[Finding], excess: Excess, begin: int | None = None) -> pd.DataFrame:
+    """Return one row per finding and one for each rank that is clear, the largest effect first.
+
+    Parameters
+    ----------
+    findings : list of Finding
+        What is said.
+    excess : Excess
+        Excess of all ranks.
+    begin : int, optional
+        First step of the run, if it was warm-up and not judged: what was slow from the first judged step on was slow from there.
+    """
     table = excess.table
     step_s = float(np.median(table.step_s)) if len(table.step_s) else float("nan")
     rows = [
         (f.subject_kind, f.subject, f.verdict, f.cause if f.verdict in ("culprit", "undecided") else "", f.effect_s,
-         f.effect_s / step_s, *_steps(f, table), sentence(f, table))
+         f.effect_s / step_s, *_steps(f, table, begin), sentence(f, table))
         for f in findings
     ]  # fmt: skip
     named = {r for f in findings if f.subject_kind in ("rank", "host") for r in f.ranks}
@@ -57,8 +67,13 @@ def own_excess(excess: Excess) -> tuple[np.ndarray, np.ndarray]:  # type: ignore
     return own, np.where(np.isfinite(ratio), ratio, 1.0)
 
 
-def _steps(f: Finding, table: Table) -> tuple[int, int]:
-    return (int(table.step[f.active[0]]), int(table.step[f.active[-1]])) if len(f.active) else (-1, -1)
+def _steps(f: Finding, table: Table, begin: int | None) -> tuple[int, int]:
+    if not len(f.active):
+        return -1, -1
+    first = int(table.step[f.active[0]])
+    if f.active[0] == 0 and f.lasting and begin is not None:
+        first = begin
+    return first, int(table.step[f.active[-1]])
 
 
 def sentence(f: Finding, table: Table) -> str:

@@ -90,11 +90,10 @@ def find_stragglers(
     """
     settings = _settings(false_discovery, least_ratio, least_fraction, least_stage, warm_up)
     judged, notes = _judged(self_time(run, step=step), warm_up)
-    findings, excess = findings_of(judged, _layout(run), settings, warm_up, notes)
-    findings = add_details(run, judged, findings, excess, settings, notes)
-    out = frame(findings, excess)
-    out.attrs["notes"] = notes
-    return out
+    layout = _layout(run)
+    found = findings_of(judged, layout, settings, warm_up, notes)
+    findings, excess = add_details(run, judged, layout, found, settings, notes), found[1]
+    return _framed(findings, excess, judged, notes)
 
 
 def judge(
@@ -131,7 +130,11 @@ def judge(
     settings = _settings(false_discovery, least_ratio, least_fraction, least_stage, warm_up)
     judged, notes = _judged(work, warm_up)
     findings, excess = findings_of(judged, layout or layout_of(work), settings, warm_up, notes)
-    out = frame(findings, excess)
+    return _framed(findings, excess, judged, notes)
+
+
+def _framed(findings: list[Finding], excess: Excess, judged: xr.Dataset, notes: list[str]) -> pd.DataFrame:
+    out = frame(findings, excess, judged.attrs.get("begin"))
     out.attrs["notes"] = notes
     return out
 
@@ -187,7 +190,8 @@ def _judged(work: xr.Dataset, warm_up: int) -> tuple[xr.Dataset, list[str]]:
     if keep.all() or not warm_up:
         return work, []
     skipped = ", ".join(map(str, step[~keep].tolist()))
-    return work.isel(step=np.flatnonzero(keep)), [f"warm-up not judged: step {skipped}"]
+    judged = work.isel(step=np.flatnonzero(keep)).assign_attrs(begin=int(step[0]))
+    return judged, [f"warm-up not judged: step {skipped}"]
 
 
 def _coordinate(work: xr.Dataset, layout: Layout) -> Array | None:
