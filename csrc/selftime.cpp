@@ -21,18 +21,17 @@ bool is_sender(int8_t kind) { return kind == kSend || kind == kWaitSend; }
 
 }  // namespace
 
-SelfTime::SelfTime(int64_t ranks) : ranks_(ranks) {}
+SelfTime::SelfTime(int64_t ranks) : columns(size_t(ranks)), ranks_(ranks) {}
 
 void SelfTime::begin(int32_t first_step, int32_t last_step) {
   first_step_ = first_step;
   last_step_ = last_step;
   steps.clear();
-  cells.clear();
   entries.clear();
   channels.clear();
-  for (Part& part : parts) {
-    part.self.clear();
-    part.count.clear();
+  for (ColumnCells& c : columns) {
+    c.of.clear();
+    c.shares.clear();
   }
   step_number_.clear();
   channel_number_.clear();
@@ -49,10 +48,7 @@ void SelfTime::begin(int32_t first_step, int32_t last_step) {
 int32_t SelfTime::step_index(int32_t step) {
   if (step == met_step_) return met_index_;
   const auto [at, is_new] = step_number_.try_emplace(step, int32_t(steps.size()));
-  if (is_new) {
-    steps.push_back(step);
-    cells.resize(steps.size() * size_t(ranks_));
-  }
+  if (is_new) steps.push_back(step);
   met_step_ = step;
   return met_index_ = at->second;
 }
@@ -62,7 +58,7 @@ int32_t SelfTime::part_of(int8_t kind, int32_t stage) {
   CachedPart& near = part_cache_[kind];
   if (near.stage == stage) return near.number;
   const auto [at, is_new] = part_number_.try_emplace(int32_t(kind) * 65536 + stage + 1, int32_t(parts.size()));
-  if (is_new) parts.push_back({kind, stage, {}, {}});
+  if (is_new) parts.push_back({kind, stage});
   near = {stage, at->second};
   return at->second;
 }
@@ -77,7 +73,7 @@ int32_t SelfTime::channel_of(int64_t group, int32_t source, int32_t target) {
     if (channels[c].group == group && channels[c].source == source && channels[c].target == target) number = c;
   if (number < 0) {
     number = int32_t(channels.size());
-    channels.push_back({group, source, target, false});
+    channels.push_back({group, source, target, false, INT64_MAX, -1, 0});
     found.push_back(number);
   }
   near = {group, source, target, number};
@@ -99,10 +95,10 @@ int32_t SelfTime::add_entry(const EventRows& r, size_t i, const Row& row, int32_
   const int32_t peer = r.peer[i];
   const int32_t source = !pair ? -1 : sender ? rank : peer, target = !pair ? -1 : sender ? peer : rank;
   const bool named = source >= 0 || target < 0;  // a receive from nobody knows no channel
-  const int64_t size = op < 0 ? -1 : r.bytes[i];
-  entries.push_back({row.start, row.end, named ? r.seq[i] : -1,
-                     uint32_t(mix(uint64_t(size) * 31 + (pair ? 0 : uint32_t(op))) >> 32),
-                     channel_of(r.group[i], source, target), row.step, row.kind, aside, false});
+  const int64_t size = op < 0 ? -1 : r.bytes[i], seq = named ? r.seq[i] : -1;
+  const uint32_t tag = uint32_t(mix(uint64_t(size) * 31 + (pair ? 0 : uint32_t(op))) >> 32);
+  const int32_t channel = channel_of(r.group[i], source, target);
+  entries.push_back({row.start, row.end, seq, tag, channel, -1, row.step, -1, row.kind, aside, false});
   return int32_t(entries.size() - 1);
 }
 
@@ -130,18 +126,37 @@ void SelfTime::add(const EventRows& r, int32_t rank) {
   }
 }
 
+// Whether each lane's rows are side by side, by start with the longest first, and the lanes by step; counts them.
+bool SelfTime::in_order() {
+  bool sorted = true;
+  int32_t lane = -1;
+  const Row* last = nullptr;
+  for (size_t i = 0; i < rows_.size(); i++) {
+    const Row& row = rows_[i];
+    if (row.lane < 0) continue;
+    if (row.lane != lane) {
+      sorted &= row.lane == lane + 1 && (lane < 0 || lanes_[row.lane].step > lanes_[lane].step);
+      lane = row.lane;
+      lanes_[lane].at = i;
+    } else {
+      sorted &= row.start > last->start || (row.start == last->start && row.end <= last->end);
+    }
+    last = &row;
+    lanes_[lane].rows++;
+  }
+  for (const Row& row : rows_) sorted &= row.lane >= 0;
+  return sorted;
+}
+
 // Rows of one lane together, those of one step side by side; in a lane by start, the longest first.
 void SelfTime::order_rows() {
+  if ((ordered_ = in_order())) return;
   std::vector<int32_t> by_step(lanes_.size());
   for (size_t i = 0; i < by_step.size(); i++) by_step[i] = int32_t(i);
-  std::stable_sort(by_step.begin(), by_step.end(),
-                   [&](int32_t a, int32_t b) { return lanes_[a].step < lanes_[b].step; });
-  for (auto& lane : lanes_) lane.rows = 0;
-  for (const Row& row : rows_)
-    if (row.lane >= 0) lanes_[row.lane].rows++;
+  const auto earlier = [&](int32_t a, int32_t b) { return lanes_[a].step < lanes_[b].step; };
+  std::stable_sort(by_step.begin(), by_step.end(), earlier);
   size_t at = 0;
   std::vector<Lane> sorted;
-  sorted.reserve(lanes_.size());
   std::vector<size_t> next(lanes_.size());
   for (const int32_t l : by_step) {
     lanes_[l].at = next[l] = at;
@@ -169,27 +184,27 @@ void SelfTime::order_rows() {
   }
 }
 
-void SelfTime::emit(const Row& row, int64_t left, int64_t right, int64_t column, bool alone, bool timed) {
+inline void SelfTime::emit(const Row& row, int64_t left, int64_t right, int32_t column, bool alone, bool timed) {
   if (right <= left) return;
   const int8_t kind = timed && row.on_host && row.kind <= kOptimizer ? int8_t(kHost) : row.kind;
   if (kind == kHost) return;
-  const size_t cell = size_t(row.step) * size_t(ranks_) + size_t(column);
+  ColumnCells& c = columns[column];
   if (kind < kHost) {
-    parts[row.part].self[cell] += right - left;
+    c.shares[size_t(row.step) * c.parts + size_t(row.part)].self += right - left;
     if (alone)
-      cells[cell].covered += right - left;
+      c.of[row.step].covered += right - left;
     else
-      pieces_.push_back({left, right, int32_t(cell), -1, int8_t(kind <= kOptimizer ? 0 : 3)});
+      pieces_.push_back({left, right, column, row.step, -1, int8_t(kind <= kOptimizer ? 0 : 3)});
     return;
   }
   Entry& e = entries[row.entry];
   if (alone && left == e.start && right == e.end)
     e.whole = true;
   else
-    pieces_.push_back({left, right, int32_t(cell), row.entry, 1});
+    pieces_.push_back({left, right, column, row.step, row.entry, 1});
 }
 
-void SelfTime::sweep(size_t from, size_t to, int64_t column, bool alone, bool timed) {
+void SelfTime::sweep(const Lane& lane, int32_t column, bool alone, bool timed) {
   struct Open {
     const Row* row;
     int64_t end;
@@ -201,8 +216,8 @@ void SelfTime::sweep(size_t from, size_t to, int64_t column, bool alone, bool ti
     now = std::max(now, at);
     stack.pop_back();
   };
-  for (size_t i = from; i < to; i++) {
-    const Row& row = rows_[order_[i]];
+  for (size_t i = lane.at; i < lane.at + lane.rows; i++) {
+    const Row& row = rows_[ordered_ ? i : order_[i]];
     if (row.end <= row.start) continue;  // an instant takes no time
     while (!stack.empty() && stack.back().end <= row.start) close(stack.back().end);
     while (!stack.empty() && stack.back().end < row.end)
@@ -214,26 +229,28 @@ void SelfTime::sweep(size_t from, size_t to, int64_t column, bool alone, bool ti
   while (!stack.empty()) close(stack.back().end);
 }
 
-void SelfTime::end_rank(int64_t column) {
+void SelfTime::end_rank(int64_t which) {
+  const int32_t column = int32_t(which);
+  ColumnCells& mine = columns[column];
   bool timed = false;
   for (const Row& row : rows_) timed |= row.kind < kComputeKinds && !row.on_host;
-  for (Part& part : parts) {
-    part.self.resize(cells.size());
-    part.count.resize(cells.size());
-  }
+  mine.parts = parts.size();
+  mine.of.assign(steps.size(), PerCell());
+  mine.shares.assign(steps.size() * parts.size(), Share());
   for (const Row& row : rows_) {
-    const size_t cell = size_t(row.step) * size_t(ranks_) + size_t(column);
-    PerCell& c = cells[cell];
+    PerCell& c = mine.of[row.step];
     c.first = std::min(c.first, row.start);
     c.last = std::max(c.last, row.end);
-    if (row.entry >= 0) entries[row.entry].cell = int32_t(cell);
-    if (row.part >= 0 && !(timed && row.on_host && row.kind <= kOptimizer)) parts[row.part].count[cell]++;
+    if (row.entry >= 0)
+      entries[row.entry].column = column;
+    else if (!(timed && row.on_host && row.kind <= kOptimizer))
+      mine.shares[size_t(row.step) * parts.size() + size_t(row.part)].count++;
   }
   order_rows();
   for (size_t l = 0; l < lanes_.size(); l++) {
     const bool alone = (l == 0 || lanes_[l - 1].step != lanes_[l].step) &&
                        (l + 1 == lanes_.size() || lanes_[l + 1].step != lanes_[l].step);
-    sweep(lanes_[l].at, lanes_[l].at + lanes_[l].rows, column, alone, timed);
+    sweep(lanes_[l], column, alone, timed);
   }
   rows_.clear();
   lanes_.clear();
@@ -241,64 +258,60 @@ void SelfTime::end_rank(int64_t column) {
   met_lane_ = -1;
 }
 
-int64_t SelfTime::Calls::find(const Entry& e) const {
-  if (e.seq < 0 || least[e.channel] > e.seq) return -1;
-  const auto& few = numbers[e.channel];
-  if (!few.empty()) {
-    const auto at = std::lower_bound(few.begin(), few.end(), e.seq);
-    return at != few.end() && *at == e.seq ? offset[e.channel] + (at - few.begin()) : -1;
-  }
-  const int64_t at = offset[e.channel] + e.seq - least[e.channel];
-  return at < offset[e.channel + 1] ? at : -1;
+int64_t SelfTime::find(const Entry& e) const {
+  const Channel& c = channels[e.channel];
+  if (e.seq < c.least || e.seq > c.most || e.seq < 0 || (c.by_order && !is_transfer(e.kind))) return -1;
+  const auto& few = numbers_[e.channel];
+  if (few.empty()) return offset_[e.channel] + e.seq - c.least;
+  const auto at = std::lower_bound(few.begin(), few.end(), e.seq);
+  return at != few.end() && *at == e.seq ? offset_[e.channel] + (at - few.begin()) : -1;
 }
 
-// Where the calls of each channel lie; channels with few numbers in a wide range list them.
-void SelfTime::count_calls(std::vector<int64_t>& most, std::vector<int64_t>& count) {
-  Calls& out = calls_;
-  out.least.assign(channels.size(), INT64_MAX);
-  out.numbers.assign(channels.size(), {});
-  for (const Entry& e : entries) {
-    if (!is_transfer(e.kind) || e.seq < 0) continue;
-    out.least[e.channel] = std::min(out.least[e.channel], e.seq);
-    most[e.channel] = std::max(most[e.channel], e.seq);
-    count[e.channel]++;
-  }
-  const auto is_wide = [&](size_t c) { return count[c] && (most[c] - out.least[c]) / 4 > count[c] + 64; };
-  bool any_wide = false;
-  for (size_t c = 0; c < channels.size(); c++) any_wide |= is_wide(c);
-  if (!any_wide) return;
+void SelfTime::note_number(const Entry& e) {
+  Channel& c = channels[e.channel];
+  if (e.seq < 0) return;
+  c.least = std::min(c.least, e.seq);
+  c.most = std::max(c.most, e.seq);
+  c.count++;
+}
+
+// Where the calls of each channel lie, side by side; channels with few numbers in a wide range list them.
+void SelfTime::place_calls() {
+  for (Channel& c : channels) c.least = INT64_MAX, c.most = -1, c.count = 0;
   for (const Entry& e : entries)
-    if (is_transfer(e.kind) && e.seq >= 0 && is_wide(size_t(e.channel))) out.numbers[e.channel].push_back(e.seq);
-  for (auto& few : out.numbers) {
-    std::sort(few.begin(), few.end());
-    few.erase(std::unique(few.begin(), few.end()), few.end());
+    if (is_transfer(e.kind)) note_number(e);
+  const auto is_wide = [](const Channel& c) { return c.count && (c.most - c.least) / 4 > c.count + 64; };
+  numbers_.assign(channels.size(), {});
+  if (std::any_of(channels.begin(), channels.end(), is_wide)) {
+    for (const Entry& e : entries)
+      if (is_transfer(e.kind) && e.seq >= 0 && is_wide(channels[e.channel])) numbers_[e.channel].push_back(e.seq);
+    for (auto& few : numbers_) {
+      std::sort(few.begin(), few.end());
+      few.erase(std::unique(few.begin(), few.end()), few.end());
+    }
+  }
+  offset_.assign(channels.size() + 1, 0);
+  for (size_t c = 0; c < channels.size(); c++) {
+    const int64_t dense = channels[c].count ? channels[c].most - channels[c].least + 1 : 0;
+    offset_[c + 1] = offset_[c] + (numbers_[c].empty() ? dense : int64_t(numbers_[c].size()));
   }
 }
 
-// Calls of all channels side by side, and who came last to each.
+// Calls of all channels, and who came last to each.
 void SelfTime::find_calls() {
   if (calls_known_) return;
   calls_known_ = true;
-  Calls& out = calls_;
-  std::vector<int64_t> most(channels.size(), -1), count(channels.size(), 0);
-  count_calls(most, count);
-  out.offset.assign(channels.size() + 1, 0);
-  for (size_t c = 0; c < channels.size(); c++) {
-    const int64_t width = !out.numbers[c].empty() ? int64_t(out.numbers[c].size())
-                          : count[c]              ? most[c] - out.least[c] + 1
-                                                  : 0;
-    out.offset[c + 1] = out.offset[c] + width;
-  }
-  out.of.assign(size_t(out.offset.back()), Call());
+  place_calls();
+  calls_.assign(size_t(offset_.back()), Call());
   for (size_t i = 0; i < entries.size(); i++) {
-    const Entry& e = entries[i];
-    const int64_t at = is_transfer(e.kind) ? out.find(e) : -1;
-    if (at < 0) continue;
-    Call& call = out.of[at];
-    const int32_t column = int32_t(uint32_t(e.cell) % uint32_t(ranks_));
+    Entry& e = entries[i];
+    e.call = int32_t(find(e));
+    if (e.call < 0 || !is_transfer(e.kind)) continue;
+    Call& call = calls_[e.call];
     if (!call.members) call.tag = e.tag;
-    call.odd |= call.tag != e.tag || (column == call.column && e.kind == kCollective);
-    call.column = column;
+    call.odd |= call.tag != e.tag || (e.column == call.column && e.kind == kCollective);
+    call.column = e.column;
+    call.pair = e.kind != kCollective;
     call.sends += e.kind == kSend;
     call.members++;
     if (e.start > call.arrival || call.last < 0) {
@@ -311,13 +324,16 @@ void SelfTime::find_calls() {
   }
 }
 
-int64_t SelfTime::call_of(const Entry& e) const {
-  return !is_transfer(e.kind) && channels[e.channel].by_order ? -1 : calls_.find(e);
+bool SelfTime::agrees(const Call& call) {
+  return !call.odd && call.members >= 2 && (!call.pair || (call.members == 2 && call.sends == 1));
 }
 
 std::vector<int64_t> SelfTime::suspects() {
   find_calls();
-  const Calls& found = calls_;
+  const auto stray = [](const Entry& e) { return is_transfer(e.kind) && e.call < 0; };
+  const auto empty_or_good = [](const Call& call) { return call.members == 0 || agrees(call); };
+  if (std::all_of(calls_.begin(), calls_.end(), empty_or_good) && std::none_of(entries.begin(), entries.end(), stray))
+    return {};
   // entries come rank by rank: one count per channel serves all ranks in turn
   std::vector<int32_t> total(channels.size()), good(channels.size()), members(channels.size());
   std::vector<char> numberless(channels.size()), alone(channels.size());
@@ -333,25 +349,16 @@ std::vector<int64_t> SelfTime::suspects() {
   int32_t column = -1;
   for (const Entry& e : entries) {
     if (!is_transfer(e.kind)) continue;
-    const int32_t own = int32_t(uint32_t(e.cell) % uint32_t(ranks_));
-    if (own != column) judge();
-    column = own;
+    if (e.column != column) judge();
+    column = e.column;
     if (!total[e.channel]++) touched.push_back(e.channel);
-    const int64_t at = found.find(e);
-    if (at < 0) {
+    if (e.call < 0)
       numberless[e.channel] = 1;
-      continue;
-    }
-    const Call& call = found.of[at];
-    good[e.channel] +=
-        !call.odd && call.members >= 2 && (e.kind == kCollective || (call.members == 2 && call.sends == 1));
+    else
+      good[e.channel] += agrees(calls_[e.call]);
   }
   judge();
   std::vector<int64_t> out;
-  const auto any = [](const std::vector<char>& flags) {
-    return std::find(flags.begin(), flags.end(), 1) != flags.end();
-  };
-  if (!any(numberless) && !any(alone)) return out;
   for (size_t i = 0; i < entries.size(); i++) {
     const Channel& c = channels[entries[i].channel];
     const int32_t k = entries[i].channel;
@@ -369,36 +376,28 @@ void SelfTime::renumber(int64_t entry, int64_t seq, bool by_order) {
 }
 
 void SelfTime::finish() {
-  for (Part& part : parts) {
-    part.self.resize(cells.size());
-    part.count.resize(cells.size());
-  }
   find_calls();
-  Calls& found = calls_;
   for (const Entry& e : entries) {  // who is blocked beside the one that came last, and how long
-    const int64_t at = e.aside ? -1 : call_of(e);
-    if (at < 0) continue;
-    Call& call = found.of[at];
-    const auto column = [this](const Entry& x) { return uint32_t(x.cell) % uint32_t(ranks_); };
-    if (call.members > 1 && call.arrival > call.second && column(entries[call.last]) != column(e)) {
+    if (e.aside || e.call < 0) continue;
+    Call& call = calls_[e.call];
+    if (call.members > 1 && call.arrival > call.second && entries[call.last].column != e.column) {
       call.since = std::min(call.since, e.start);
       call.until = std::max(call.until, e.end);
     }
   }
-  for (const Call& call : found.of) {
+  for (const Call& call : calls_) {
     if (call.members < 2 || call.arrival <= call.second) continue;
-    PerCell& cell = cells[entries[call.last].cell];
+    const Entry& last = entries[call.last];
+    PerCell& cell = columns[last.column].of[last.step];
     cell.last_calls++;
     if (call.until > INT64_MIN)
       cell.imposed += std::max<int64_t>(0, std::min(call.arrival, call.until) - std::max(call.second, call.since));
   }
   for (const Entry& e : entries) {
-    const int64_t at = call_of(e);
-    PerCell& cell = cells[e.cell];
-    cell.calls += at >= 0 && is_transfer(e.kind) && found.of[at].members > 1;
+    PerCell& cell = columns[e.column].of[e.step];
+    cell.calls += e.call >= 0 && is_transfer(e.kind) && calls_[e.call].members > 1;
     if (!e.whole) continue;
-    const int64_t arrival = at >= 0 && found.of[at].members ? found.of[at].arrival : e.start;
-    const int64_t met = std::min(std::max(arrival, e.start), e.end);
+    const int64_t met = std::min(std::max(arrival(e), e.start), e.end);
     cell.wait += met - e.start;
     cell.transfer += e.end - met;
     cell.covered += e.end - e.start;
@@ -406,26 +405,26 @@ void SelfTime::finish() {
   settle_pieces();
 }
 
+int64_t SelfTime::arrival(const Entry& e) const {
+  return e.call >= 0 && calls_[e.call].members ? calls_[e.call].arrival : e.start;
+}
+
 // Pieces of cells with several lanes, and of transfers that hold other spans: compute hides waits, waits hide
 // transfers.
 void SelfTime::settle_pieces() {
-  const Calls& found = calls_;
   std::vector<Piece> cell;
   for (size_t i = 0; i < pieces_.size();) {
     cell.clear();
-    const int32_t which = pieces_[i].cell;
-    for (; i < pieces_.size() && pieces_[i].cell == which; i++) {
+    const int32_t column = pieces_[i].column, step = pieces_[i].step;
+    for (; i < pieces_.size() && pieces_[i].column == column && pieces_[i].step == step; i++) {
       const Piece& p = pieces_[i];
       if (p.entry < 0) {
         cell.push_back(p);
         continue;
       }
-      const Entry& e = entries[p.entry];
-      const int64_t at = call_of(e);
-      const int64_t arrival = at >= 0 && found.of[at].members ? found.of[at].arrival : e.start;
-      const int64_t met = std::min(std::max(arrival, p.left), p.right);
-      if (met > p.left) cell.push_back({p.left, met, which, -1, 1});
-      if (p.right > met) cell.push_back({met, p.right, which, -1, 2});
+      const int64_t met = std::min(std::max(arrival(entries[p.entry]), p.left), p.right);
+      if (met > p.left) cell.push_back({p.left, met, column, step, -1, 1});
+      if (p.right > met) cell.push_back({met, p.right, column, step, -1, 2});
     }
     std::sort(cell.begin(), cell.end(), [](const Piece& a, const Piece& b) { return a.left < b.left; });
     int64_t reach[4] = {INT64_MIN, INT64_MIN, INT64_MIN, INT64_MIN}, length[4] = {};
@@ -435,7 +434,7 @@ void SelfTime::settle_pieces() {
         length[k] += p.right - std::max(p.left, reach[k]);
         reach[k] = p.right;
       }
-    PerCell& c = cells[which];
+    PerCell& c = columns[column].of[step];
     c.wait += length[1] - length[0];
     c.transfer += length[2] - length[1];
     c.covered += length[3];

@@ -50,22 +50,32 @@ struct PerCell {  // by (step, rank)
 
 struct Part {
   int32_t kind, stage;
-  std::vector<int64_t> self;  // by cell
-  std::vector<int32_t> count;
+};
+
+struct Share {  // what a part has of a cell
+  int64_t self = 0;
+  int32_t count = 0;
+};
+
+struct ColumnCells {  // of one rank: by step, and by step and part
+  std::vector<PerCell> of;
+  std::vector<Share> shares;
+  size_t parts = 0;
 };
 
 struct Entry {  // a transfer, or a wait for one
   int64_t start, end, seq;
-  uint32_t tag;  // equal where op and size agree
-  int32_t channel, cell;
+  uint32_t tag;                         // equal where op and size agree
+  int32_t channel, column, step, call;  // step: its index; call: known after find_calls, -1 for none
   int8_t kind;
   bool aside, whole;  // in flight beside the program; innermost from its start to its end
 };
 
 struct Channel {
   int64_t group;
-  int32_t source, target;  // -1 for collectives
-  bool by_order;           // numbers were found by order: waits do not know them
+  int32_t source, target;      // -1 for collectives
+  bool by_order;               // numbers were found by order: waits do not know them
+  int64_t least, most, count;  // of the numbers of transfers
 };
 
 // Steps of all ranks: add the rows of a rank, end it, then the next; finish when all ranks are in.
@@ -82,8 +92,8 @@ class SelfTime {
   void finish();
   int64_t ranks() const { return ranks_; }
 
-  std::vector<int32_t> steps;  // in the order in which they were met; cell = step index * ranks + column
-  std::vector<PerCell> cells;
+  std::vector<int32_t> steps;  // in the order in which they were met
+  std::vector<ColumnCells> columns;
   std::vector<Part> parts;
   std::vector<Entry> entries;
   std::vector<Channel> channels;
@@ -101,33 +111,30 @@ class SelfTime {
   };
   struct Piece {
     int64_t left, right;
-    int32_t cell, entry;
+    int32_t column, step, entry;
     int8_t rank;  // what covers what: 0 compute and optimizer, 1 transfers, 3 all else
   };
   struct Call {
     int64_t arrival = INT64_MIN, second = INT64_MIN, since = INT64_MAX, until = INT64_MIN;
     uint32_t tag = 0;
     int32_t members = 0, last = -1, sends = 0, column = -1;
-    bool odd = false;
+    bool odd = false, pair = false;
   };
-  struct Calls {
-    std::vector<int64_t> offset, least;         // by channel
-    std::vector<std::vector<int64_t>> numbers;  // of channels with few numbers in a wide range
-    std::vector<Call> of;
-    int64_t find(const Entry& e) const;
-  };
-
   int32_t step_index(int32_t step);
   int32_t part_of(int8_t kind, int32_t stage);
   int32_t channel_of(int64_t group, int32_t source, int32_t target);
   int32_t lane_of(int32_t step, int32_t thread, int32_t stream);
   int32_t add_entry(const EventRows& rows, size_t i, const Row& row, int32_t op, int32_t rank, bool aside);
   void order_rows();
-  void sweep(size_t from, size_t to, int64_t column, bool alone, bool timed);
-  void emit(const Row& row, int64_t left, int64_t right, int64_t column, bool alone, bool timed);
-  int64_t call_of(const Entry& e) const;
+  void sweep(const Lane& lane, int32_t column, bool alone, bool timed);
+  void emit(const Row& row, int64_t left, int64_t right, int32_t column, bool alone, bool timed);
+  bool in_order();
+  int64_t find(const Entry& e) const;
   void find_calls();
-  void count_calls(std::vector<int64_t>& most, std::vector<int64_t>& count);
+  void note_number(const Entry& e);
+  void place_calls();
+  static bool agrees(const Call& call);
+  int64_t arrival(const Entry& e) const;
   void settle_pieces();
 
   int64_t ranks_;
@@ -148,10 +155,13 @@ class SelfTime {
   std::vector<Row> rows_;
   std::vector<Lane> lanes_;
   std::vector<int32_t> step_lane_;  // the last lane met of each step
-  Calls calls_;
+  std::vector<Call> calls_;
+  std::vector<int64_t> offset_;                // by channel: where its calls begin
+  std::vector<std::vector<int64_t>> numbers_;  // of channels with few numbers in a wide range
   bool calls_known_ = false;
   int32_t met_lane_ = -1;
   std::vector<uint32_t> order_;
+  bool ordered_ = false;  // rows are in order as they came
   std::vector<Piece> pieces_;
 };
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -64,18 +65,19 @@ void end_rank(SelfTime& self, int64_t column) {
   self.end_rank(column);
 }
 
-// Columns of entries: kind, group, source, target, seq, tag, cell, start.
+// Rows of out: kind, group, source, target, seq, tag, column, step, start.
 void read_entries(const SelfTime& self, In<int64_t> which, nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig> out) {
-  if (out.shape(0) != 8 || out.shape(1) != which.shape(0))
-    throw std::invalid_argument("out: 8 rows, one column per entry");
+  if (out.shape(0) != 9 || out.shape(1) != which.shape(0))
+    throw std::invalid_argument("out: 9 rows, one column per entry");
   const size_t n = which.shape(0);
   for (size_t i = 0; i < n; i++) {
     const int64_t at = which.data()[i];
     if (at < 0 || at >= int64_t(self.entries.size())) throw std::invalid_argument("no such entry");
     const auto& e = self.entries[at];
     const auto& c = self.channels[e.channel];
-    const int64_t values[8] = {e.kind, c.group, c.source, c.target, e.seq, int64_t(e.tag), e.cell, e.start};
-    for (size_t k = 0; k < 8; k++) out.data()[k * n + i] = values[k];
+    const int64_t values[9] = {e.kind,         c.group,  c.source,           c.target, e.seq,
+                               int64_t(e.tag), e.column, self.steps[e.step], e.start};
+    for (size_t k = 0; k < 9; k++) out.data()[k * n + i] = values[k];
   }
 }
 
@@ -89,23 +91,37 @@ void renumber(SelfTime& self, In<int64_t> which, In<int64_t> seq, In<uint8_t> by
   }
 }
 
-void read_cells(const SelfTime& self, nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig> out) {
-  const size_t n = self.cells.size();
-  if (out.shape(0) != 8 || out.shape(1) != n) throw std::invalid_argument("out: 8 rows, one column per cell");
-  for (size_t i = 0; i < n; i++) {
-    const auto& c = self.cells[i];
-    const int64_t values[8] = {c.first, c.last, c.wait, c.transfer, c.covered, c.imposed, c.last_calls, c.calls};
-    for (size_t k = 0; k < 8; k++) out.data()[k * n + i] = values[k];
-  }
+void read_cells(const SelfTime& self, nb::ndarray<int64_t, nb::ndim<3>, nb::c_contig> out) {
+  const size_t ranks = self.columns.size(), steps = self.steps.size(), n = steps * ranks;
+  if (out.shape(0) != 8 || out.shape(1) != steps || out.shape(2) != ranks)
+    throw std::invalid_argument("out: shape (8, step, rank)");
+  for (size_t r = 0; r < ranks; r++)
+    for (size_t s = 0; s < steps; s++) {
+      const auto& of = self.columns[r].of;
+      const mappnb::PerCell c = s < of.size() ? of[s] : mappnb::PerCell();
+      const int64_t values[8] = {c.first, c.last, c.wait, c.transfer, c.covered, c.imposed, c.last_calls, c.calls};
+      for (size_t k = 0; k < 8; k++) out.data()[k * n + s * ranks + r] = values[k];
+    }
 }
 
-void read_part(const SelfTime& self, size_t part, Out<int64_t> ns, Out<int32_t> count) {
-  const size_t n = self.cells.size();
-  if (part >= self.parts.size() || ns.shape(0) != n || count.shape(0) != n)
-    throw std::invalid_argument("a part that exists, and one value per cell");
-  for (size_t i = 0; i < n; i++) {
-    ns.data()[i] = self.parts[part].self[i];
-    count.data()[i] = self.parts[part].count[i];
+void read_parts(const SelfTime& self, nb::ndarray<int64_t, nb::ndim<3>, nb::c_contig> ns,
+                nb::ndarray<int32_t, nb::ndim<3>, nb::c_contig> count) {
+  const size_t ranks = self.columns.size(), steps = self.steps.size(), parts = self.parts.size();
+  for (size_t k = 0; k < 3; k++) {
+    const size_t expected[3] = {steps, ranks, parts};
+    if (ns.shape(k) != expected[k] || count.shape(k) != expected[k])
+      throw std::invalid_argument("ns and count: shape (step, rank, part)");
+  }
+  std::fill(ns.data(), ns.data() + ns.size(), 0);
+  std::fill(count.data(), count.data() + count.size(), 0);
+  for (size_t r = 0; r < ranks; r++) {
+    const auto& c = self.columns[r];
+    for (size_t s = 0; s < c.of.size(); s++)
+      for (size_t p = 0; p < c.parts; p++) {
+        const auto& share = c.shares[s * c.parts + p];
+        ns.data()[(s * ranks + r) * parts + p] = share.self;
+        count.data()[(s * ranks + r) * parts + p] = share.count;
+      }
   }
 }
 
@@ -135,7 +151,7 @@ void register_self_time(nb::module_& m) {
            "Once all ranks ended, and once only.")
       .def("read_cells", &read_cells, nb::arg("out"),
            "first, last, wait, transfer, covered (ns), imposed, last_calls, calls.")
-      .def("read_part", &read_part, nb::arg("part"), nb::arg("ns"), nb::arg("count"))
+      .def("read_parts", &read_parts, nb::arg("ns"), nb::arg("count"))
       .def_prop_ro("steps", [](const SelfTime& self) { return self.steps; })
       .def_prop_ro("parts", [](const SelfTime& self) {
         std::vector<std::tuple<int, int>> out;

@@ -197,10 +197,10 @@ class SelfTime:
     def finish(self) -> None:
         """Once all ranks ended, and once only."""
 
-    def read_cells(self, out: Annotated[NDArray[numpy.int64], dict(shape=(None, None), order='C')]) -> None:
+    def read_cells(self, out: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C')]) -> None:
         """first, last, wait, transfer, covered (ns), imposed, last_calls, calls."""
 
-    def read_part(self, part: int, ns: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], count: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+    def read_parts(self, ns: Annotated[NDArray[numpy.int64], dict(shape=(None, None, None), order='C')], count: Annotated[NDArray[numpy.int32], dict(shape=(None, None, None), order='C')]) -> None: ...
 
     @property
     def steps(self) -> list[int]: ...

@@ -92,39 +92,27 @@ class Block:
         native.finish()
         steps = np.array(native.steps, np.int64)
         shape = (len(steps), len(self.ranks))
-        cells = np.empty((8, steps.size * len(self.ranks)), np.int64)
+        cells = np.empty((8, *shape), np.int64)
         native.read_cells(cells)
         parts = native.parts  # those of earlier steps too
-        self_ns, count = (
-            np.empty((len(parts), cells.shape[1]), np.int64),
-            np.empty((len(parts), cells.shape[1]), np.int32),
-        )
-        for i in range(len(parts)):
-            native.read_part(i, self_ns[i], count[i])
-        grid = (len(parts), *shape)
-        return Table(
-            steps,
-            self.ranks,
-            list(parts),
-            np.moveaxis(self_ns.reshape(grid), 0, -1),
-            np.moveaxis(count.reshape(grid), 0, -1),
-            cells.reshape(8, *shape),
-        )
+        self_ns, count = np.empty((*shape, len(parts)), np.int64), np.empty((*shape, len(parts)), np.int32)
+        native.read_parts(self_ns, count)
+        return Table(steps, self.ranks, list(parts), self_ns, count, cells)
 
     def _resolve(self) -> None:
         """Give transfers numbers by order where the recorded ones do not hold, as :func:`mappnb.analysis.match` does."""
         which = np.array(self._native.suspects(), np.int64)
         if not len(which):
             return
-        found = np.empty((8, len(which)), np.int64)
+        found = np.empty((9, len(which)), np.int64)
         self._native.read_entries(which, found)
-        kind, group, source, target, seq, tag, cell, start = found
+        kind, group, source, target, seq, tag, column, step, start = found
         sending, pair = kind == SEND, (kind == SEND) | (kind == RECV)
         data: dict[str, Any] = empty(EVENTS, {"event": len(which)})
         data["category"][:] = np.where(pair, Category.P2P, Category.COLLECTIVE)
         data["op"][:] = np.where(pair, np.where(sending, Op.SEND, Op.RECV), "any")
-        data["rank"][:] = self.ranks[cell % len(self.ranks)]
-        data["step"][:] = np.array(self._native.steps)[cell // len(self.ranks)]
+        data["rank"][:] = self.ranks[column]
+        data["step"][:] = step
         data["peer"][:] = np.where(sending, target, source)
         for name, value in (
             ("group", group),
