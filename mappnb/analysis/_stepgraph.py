@@ -14,7 +14,7 @@ from mappnb.analysis._intervals import innermost_segments
 from mappnb.replay import Graph
 from mappnb.terms import Category, Flag
 
-__all__ = ["RecordedGraph", "recorded_graph"]
+__all__ = ["ARRIVE", "BESIDE", "JOIN", "LEAVE", "WIRE", "WORK", "RecordedGraph", "recorded_graph"]
 
 Array = np.ndarray[Any, Any]
 WORK, ARRIVE, LEAVE, JOIN, WIRE, BESIDE = range(6)
@@ -32,6 +32,9 @@ class RecordedGraph:
         Its times are in ns, not s: whole numbers, so that sums are exact.
     event : array, dims (op,), int64
         Index of the event that each operation is a piece of; of a join the last to arrive, of a message the send.
+    kind : array, dims (op,)
+        ``WORK`` of a thread or stream; ``ARRIVE`` at and ``LEAVE`` of a transfer; ``JOIN``, where the last member has come; ``WIRE``, a
+        message on its way; ``BESIDE``, a transfer that its rank does not wait for.
     begin_ns : int
         First start.
     start_ns, end_ns : array, dims (op,), int64
@@ -40,6 +43,7 @@ class RecordedGraph:
 
     graph: Graph
     event: Array
+    kind: Array
     begin_ns: int
     start_ns: Array
     end_ns: Array
@@ -94,6 +98,7 @@ class _Builder:
         self.rank, self.wait = rank, category == Category.WAIT
         self.hosts = {int(r): np.flatnonzero((lanes[:, 0] == r) & (lanes[:, 1] < 0)) for r in np.unique(rank)}
         self.places = [events[name].values for name in ("rank", "stage", "microbatch")]
+        self.bytes = events.bytes.values
         self.pairs = [events[name].values for name in ("group", "rank", "peer", "seq")]
         self.compute: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         self.arrive: dict[int, int] = {}
@@ -206,8 +211,14 @@ class _Builder:
                 self._message(events, sending)
             else:
                 self._collective(events)
-        for messages in self.links.values():
-            self._link(messages)
+        shortest = [self._shortest(messages) for messages in self.links.values()]
+        known: dict[int, list[int]] = {}
+        for messages, least in zip(self.links.values(), shortest, strict=True):
+            if least >= 0:
+                known.setdefault(self._size(messages), []).append(least)
+        for messages, least in zip(self.links.values(), shortest, strict=True):
+            other = known.get(self._size(messages), [0])  # where every message waited for its receiver: as other links
+            self._link(messages, least if least >= 0 else sorted(other)[len(other) // 2])
         for event in np.flatnonzero(self.beside & (self.call < 0)).tolist():
             self.nodes.add(BESIDE, event, int(self.start[event]), int(self.end[event]), (self.arrive[event],))
 
@@ -240,20 +251,28 @@ class _Builder:
         group, rank, peer, seq = (int(v[sends[0]]) for v in self.pairs)
         self.links.setdefault((group, rank, peer), []).append(_Message(seq, sends[0], receives[0], ends[0], held))
 
-    def _link(self, messages: list[_Message]) -> None:
-        """Add the messages of a link, one behind the other. Who came last is told by the shortest time that one has taken."""
+    def _size(self, messages: list[_Message]) -> int:
+        return int(self.bytes[messages[0].send])
+
+    def _shortest(self, messages: list[_Message]) -> int:
+        """Return the shortest time that a message of a link took, of those that were waited for, in ns; -1 if none was."""
         messages.sort(key=lambda m: m.seq)
-        came = [self.nodes.start[self.arrive[m.ends]] for m in messages]
-        arrived = [int(self.end[m.ends]) for m in messages]
-        previous, wires = -(2**62), []
-        for m, there, at in zip(messages, came, arrived, strict=True):
-            begin = max(int(self.start[m.send]), previous)
-            wires.append(at - begin if there <= begin else -1)
+        previous, shortest = -(2**62), -1
+        for m in messages:
+            begin, there, at = max(int(self.start[m.send]), previous), self._came(m), int(self.end[m.ends])
+            if there <= begin and not 0 <= shortest <= at - begin:
+                shortest = at - begin
             previous = at
-        shortest = min((w for w in wires if w >= 0), default=0)
+        return shortest
+
+    def _came(self, m: _Message) -> int:
+        return self.nodes.start[self.arrive[m.ends]]
+
+    def _link(self, messages: list[_Message], shortest: int) -> None:
+        """Add the messages of a link, one behind the other. Who came last is told by the shortest time that one has taken."""
         previous, wire = -(2**62), -1
-        for m, there, at in zip(messages, came, arrived, strict=True):
-            begin = max(int(self.start[m.send]), previous)
+        for m in messages:
+            begin, there, at = max(int(self.start[m.send]), previous), self._came(m), int(self.end[m.ends])
             late = begin + shortest < there  # the message was there before its receiver
             end = max(begin, min(begin + shortest, there) if late else at)
             after = (self.arrive[m.send], wire) if wire >= 0 else (self.arrive[m.send],)
@@ -264,7 +283,7 @@ class _Builder:
             else:
                 self._consumed(m.receive, wire)
             for event in m.held:
-                self._held(event, m, wire, end, late=late)
+                self._held(event, m, wire, end, shortest if late else -1)
 
     def _consumed(self, receive: int, wire: int) -> None:
         """Tell what a receive beside the work is for: the next compute of its rank, stage and microbatch."""
@@ -276,12 +295,15 @@ class _Builder:
     def _place(self, event: int) -> tuple[int, ...]:
         return tuple(int(v[event]) for v in self.places)
 
-    def _held(self, event: int, m: _Message, wire: int, end: int, *, late: bool) -> None:
-        """Let a send, or the wait for one, hold its rank until the receiver has come, or until the message is there, if it did."""
+    def _held(self, event: int, m: _Message, wire: int, end: int, shortest: int) -> None:
+        """Let a send, or the wait for one, hold its rank until the receiver has come, or until the message is there, if it did.
+
+        ``shortest`` is what a message takes where the receiver came late, else -1: one that waits for its receiver takes that after it.
+        """
         until, posted = int(self.end[event]), int(self.start[m.receive])
-        if late and until > posted > int(self.start[event]):
+        if shortest >= 0 and until > posted + shortest // 2 and posted > int(self.start[event]):
             self.nodes.edge(self.arrive[m.receive], self.leave[event])
-        elif not late and until >= end - _NEAR_NS:
+        elif until >= end - _NEAR_NS:
             self.nodes.edge(wire, self.leave[event])
 
     # --------------------------------------------------------------------------------------------- what else waits
@@ -347,7 +369,7 @@ class _Builder:
             stream=np.full(len(start), -1, np.int32),
             delay_s=delay.astype(np.float64),
         )
-        return RecordedGraph(graph, event, begin, at, end)
+        return RecordedGraph(graph, event, kind, begin, at, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mappnb.analysis._whatif_model import Model
 from mappnb.errors import MappnbError, did_you_mean
 
-__all__ = ["Fix", "chosen", "read_fix"]
+__all__ = ["Fix", "chosen", "compares_stages", "read_fix"]
 
 Mask = npt.NDArray[np.bool_]
 Fix = str | int | tuple[int, int] | Mapping[str, Any]
@@ -104,6 +104,19 @@ def chosen(crossings: list[dict[str, list[Any]]], model: Model, hosts: Mapping[i
             raise MappnbError(f"what_if: no operation is at {crossing!r} at once; leave one of them out")
         out |= mine
     return out
+
+
+def compares_stages(crossings: list[dict[str, list[Any]]], mask: Mask, model: Model) -> bool:
+    """Return whether a fix names a stage, or takes in half of a stage's ranks: what is left of it is no measure then."""
+    if any("stage" in c for c in crossings):
+        return True
+    if not any(key in c for c in crossings for key in ("rank", "dp_rank", "host")):
+        return False
+    for stage in np.unique(model.stage[mask & (model.stage >= 0)]).tolist():
+        there = model.stage == stage
+        if 2 * len(np.unique(model.rank[there & mask])) >= len(np.unique(model.rank[there & (model.rank >= 0)])):
+            return True
+    return False
 
 
 def _numbers(name: str) -> Callable[[_Question, list[int]], Mask]:

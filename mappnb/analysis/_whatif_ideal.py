@@ -49,12 +49,23 @@ def ideal_durations(model: Model, ideal: str, *, over_stages: bool) -> Floats:
     if ideal == "peers":
         key = model.twin[first]
     else:
-        key = model.kind[first].astype(np.int64)
-        if not over_stages:
-            key = key * (int(model.stage.max(initial=-1)) + 2) + model.stage[first] + 1
+        key = _keys(model, over_stages=over_stages)[first]
     by_mean = model.by_mean[first] if ideal == "mean" else np.zeros(len(first), bool)
     wanted = grouped(measured, key, by_mean=by_mean, least=ideal == "min", single=model.single[first])
+    if model.occasional is not None:
+        wanted = np.where(model.occasional[first], 0.0, wanted)
     return _dealt(model.measured_s, unit, measured, wanted)
+
+
+def _keys(model: Model, *, over_stages: bool) -> Array:
+    """Return one number for operations that should take equally long."""
+    key = model.kind.astype(np.int64)
+    if over_stages:
+        return key
+    for column in (model.stage if model.place is None else model.place, model.layer):
+        if column is not None:
+            key = np.unique(key * (int(column.max(initial=-1)) + 2) + column + 1, return_inverse=True)[1].ravel()
+    return key
 
 
 def _units(model: Model) -> tuple[Array, Floats]:

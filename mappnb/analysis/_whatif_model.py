@@ -74,6 +74,14 @@ class Model:
         Measured in float32: the middle of two is rounded to it.
     unit : array, dims (op,), optional
         Operations that are pieces of one event have one number; without it, each is its own.
+    place : array, dims (op,), optional
+        Stage that an operation is compared within; -1 for those that are the same everywhere. ``stage`` by default.
+    layer : array, dims (op,), optional
+        Layer that it is compared within, where stages are not compared.
+    occasional : bool array, dims (op,), optional
+        Operations that ideally do not happen.
+    around_s : array, dims (step,), optional
+        Time before the first and after the last operation, s: it counts as launch delay.
     num_gpus : int
         GPUs that the run used.
     order : dict of int to int
@@ -101,6 +109,10 @@ class Model:
     num_gpus: int
     order: dict[int, int] = field(default_factory=dict)
     unit: Array | None = None
+    place: Array | None = None
+    layer: Array | None = None
+    occasional: Mask | None = None
+    around_s: Floats | None = None
     attrs: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -119,10 +131,12 @@ class Model:
     def times(self, duration_s: Floats, delay_s: Floats | None = None) -> Floats:
         """Return how long each step takes with other durations, dims (step,), s; delays are 0 unless given.
 
-        A step lasts from its first start to the last end of a final operation.
+        A step lasts from its first start to the last end of a final operation, with delays also what is around these.
         """
         delay = np.zeros(len(self)) if delay_s is None else delay_s
         done = replay(replace(self.graph, duration_s=duration_s, delay_s=delay))
         first = self.first
         ends = np.where(self.final, done.end_s, -np.inf)
-        return np.asarray(np.maximum.reduceat(ends, first) - np.minimum.reduceat(done.start_s, first), np.float64)
+        begins = done.start_s if delay_s is None or self.around_s is None else np.zeros(len(self))
+        length = np.maximum.reduceat(ends, first) - np.minimum.reduceat(begins, first)
+        return np.asarray(length if delay_s is None or self.around_s is None else length + self.around_s, np.float64)

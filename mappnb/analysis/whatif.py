@@ -10,7 +10,7 @@ import xarray as xr
 
 from mappnb.analysis._whatif_attribution import attributed
 from mappnb.analysis._whatif_case import GROUPINGS, Case
-from mappnb.analysis._whatif_fix import Fix, chosen, read_fix
+from mappnb.analysis._whatif_fix import Fix, chosen, compares_stages, read_fix
 from mappnb.analysis._whatif_ideal import check_ideal
 from mappnb.analysis._whatif_model import Model
 from mappnb.analysis._whatif_results import attributions, overall, shares
@@ -52,8 +52,8 @@ def what_if(
     by : sequence of str
         Attributions to replay: of ``"dp_rank", "stage", "rank", "op", "host", "link"``. The first two also give the worker shares.
     over_stages : bool, optional
-        Whether stages, too, should take equally long. By default True for slowdowns, and for a fix only where it names a stage or
-        ``ideal="mean"``; never for ``"peers"``.
+        Whether stages, too, should take equally long. By default True for slowdowns; for a fix only where it names a stage, or takes
+        in half of the ranks of one or more (which cannot be their own measure), or ``ideal="mean"``; never for ``"peers"``.
     delays : bool, optional
         Whether a fix keeps the launch delays of the rest. By default not for StragglerAnalysis traces, as published; else yes.
 
@@ -93,10 +93,11 @@ def what_if(
         out = shares(case, out)
     if crossings is None:
         return out
-    wide = over_stages if over_stages is not None else ideal == "mean" or any("stage" in c for c in crossings)
-    fixed = Case(model, ideal, bool(wide) and ideal != "peers")
+    mask = chosen(crossings, model, hosts)
+    wide = over_stages if over_stages is not None else ideal == "mean" or compares_stages(crossings, mask, model)
+    fixed = Case(model, ideal, wide and ideal != "peers")
     kept = model.source != "straggler_analysis" if delays is None else delays
-    return _with_fix(out, fixed, chosen(crossings, model, hosts), str(fix), delays=kept)
+    return _with_fix(out, fixed, mask, str(fix), delays=kept)
 
 
 def _check_by(by: Sequence[str]) -> None:
