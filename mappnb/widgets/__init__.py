@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from mappnb.widgets.linking import link as link
     from mappnb.widgets.schedule_lab import ScheduleLab as ScheduleLab
     from mappnb.widgets.selection import Selection as Selection
+    from mappnb.widgets.stragglers import Stragglers as Stragglers
     from mappnb.widgets.timeline import Timeline as Timeline
     from mappnb.widgets.view import View as View
 
-__all__ = ["ArrayView", "ScheduleLab", "Selection", "Timeline", "View", "array_view", "link"]
+__all__ = ["ArrayView", "ScheduleLab", "Selection", "Stragglers", "Timeline", "View", "array_view", "link"]
 
 _LAZY: dict[str, tuple[str, str]] = {
     "ArrayView": ("mappnb.widgets.arrays", "ArrayView"),
@@ -22,6 +23,7 @@ _LAZY: dict[str, tuple[str, str]] = {
     "link": ("mappnb.widgets.linking", "link"),
     "ScheduleLab": ("mappnb.widgets.schedule_lab", "ScheduleLab"),
     "Selection": ("mappnb.widgets.selection", "Selection"),
+    "Stragglers": ("mappnb.widgets.stragglers", "Stragglers"),
     "Timeline": ("mappnb.widgets.timeline", "Timeline"),
     "View": ("mappnb.widgets.view", "View"),
 }

@@ -163,7 +163,7 @@ class Timeline(View):
 
     def follow_selection(self, other: Any) -> None:
         """Mark in this view what is selected in ``other``."""
-        chosen = other.selection
+        chosen = other.chosen if hasattr(other, "chosen") else other.selection  # of a view whose selection is a table
         if chosen.time is not None:
             self.tell("mark", t0=self._scene.t_of(chosen.time.start, 0.0), t1=self._scene.t_of(chosen.time.stop, 0.0))
         elif len(chosen):

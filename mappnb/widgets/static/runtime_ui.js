@@ -272,3 +272,12 @@ class HelpOverlay {
     this.closed();
   }
 }
+
+/** Hide the static twin of a view, also one that comes into the page later, for as long as the view is there. */
+function hideTwin(id, disposer) {
+  if (!/^[\w-]+$/.test(String(id || ""))) return;
+  const style = document.createElement("style");
+  style.textContent = `[data-mappnb-twin="${id}"] { display: none !important; }`;
+  document.head.append(style);
+  disposer.add(() => style.remove());
+}

@@ -278,15 +278,6 @@ function watchHandle(handle, disposer, height, change) {
   });
 }
 
-/** Hide the static twin of a view, also one that comes into the page later, for as long as the view is there. */
-function hideTwin(id, disposer) {
-  if (!/^[\w-]+$/.test(String(id || ""))) return;
-  const style = document.createElement("style");
-  style.textContent = `[data-mappnb-twin="${id}"] { display: none !important; }`;
-  document.head.append(style);
-  disposer.add(() => style.remove());
-}
-
 /**
  * Entry point: draw a timeline for a model into an element.
  * @returns {() => void} what undoes it

@@ -1,0 +1,298 @@
+"""The stragglers view without a kernel: a picture with the verdicts, and one page with heatmaps and evidence that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mappnb.svg import Canvas
+from mappnb.widgets import _strag_answers as told
+from mappnb.widgets import _strag_plots as plots
+from mappnb.widgets._lab_plots import bokeh_js
+from mappnb.widgets._png import data_uri, palette_png
+from mappnb.widgets._strag_data import StragglerData, subject_ranks
+from mappnb.widgets._strag_evidence import value_text
+from mappnb.widgets._strag_levels import Picture, picture
+from mappnb.widgets._strag_picked import Picked
+from mappnb.widgets._strag_where import Where
+from mappnb.widgets.view import static_text
+
+if TYPE_CHECKING:
+    from mappnb.widgets.stragglers import Stragglers
+
+__all__ = ["StragglersSnapshot", "page", "svg", "table_html", "twin"]
+
+Array = np.ndarray[Any, Any]
+WIDTH, RIGHT, TOP, BOTTOM = 900, 26, 6, 52
+FONT = "font:12px system-ui,sans-serif"
+MOST_ROWS = 20
+"""Verdicts in the table of a picture."""
+MOST_METRICS = 6
+"""Heatmaps of a page whose cells are many."""
+MANY_CELLS = 5_000
+MOST_PICKS = 20
+"""Verdicts of a page with their evidence."""
+STYLE = (
+    "<style>.mappnb-still-strag text{font:11px system-ui,sans-serif;fill:var(--jp-ui-font-color1,currentColor)}"
+    ".mappnb-still-strag .axis{fill:var(--jp-ui-font-color2,currentColor)}"
+    ".mappnb-still-strag line{stroke:var(--jp-border-color2,#999);stroke-width:1}"
+    ".mappnb-strag-list{border-collapse:collapse;font:12px system-ui,sans-serif}"
+    ".mappnb-strag-list :is(th,td){padding:2px 12px 2px 0;text-align:left;vertical-align:top}"
+    "[data-mappnb-twin]{animation:mappnb-late 0s 1.5s both}@keyframes mappnb-late{from{display:none}to{display:block}}</style>"
+)
+
+
+def svg(data: StragglerData, drawn: Picture | None) -> str:
+    """Return what is drawn as an SVG element; bars of operations and an empty run as text."""
+    if drawn is None or drawn.grid is None:
+        said = data.why or (drawn.caption if drawn is not None else "nothing to judge")
+        canvas = Canvas(WIDTH, 40, said)
+        canvas.text(4, 24, said[:140])
+        return _classed(canvas)
+    grid = drawn.grid
+    rows, cols = grid.values.shape
+    size = max(2.0, min(16.0, 320.0 / max(rows, 1)))
+    groups = grid.groups
+    left = (
+        12
+        + 7 * max((len(r.label[:24]) for r in grid.rows), default=0)
+        + (7 * max(len(g[0]) for g in groups) + 10 if groups else 0)
+    )
+    left = min(left, 280)
+    plot, height = WIDTH - left - RIGHT, rows * size
+    canvas = Canvas(WIDTH, int(TOP + height + BOTTOM), f"{drawn.label}, ranks by step")
+    canvas.parts.append(_pattern())
+    canvas.parts.append(f'<rect x="{left}" y="{TOP}" width="{plot}" height="{height:.1f}" fill="url(#mappnb-none)"/>')
+    canvas.parts.append(_raster(drawn, left, plot, height))
+    every = max(1, int(np.ceil(12 / size)))
+    for i in range(0, rows, every):
+        canvas.text(left - 5, TOP + (i + 0.5) * size + 4, grid.rows[i].label[:24], anchor="end", cls="axis")
+    for k, (label, first, n) in enumerate(groups):
+        canvas.text(4, TOP + (first + n / 2) * size + 4, label[:20])
+        if k:
+            canvas.line(left, TOP + first * size, left + plot, TOP + first * size)
+    for c in range(0, cols, max(1, -(-cols // 12))):
+        canvas.text(
+            left + (c + 0.5) * plot / cols, TOP + height + 14, str(grid.columns[c][0]), anchor="middle", cls="axis"
+        )
+    canvas.text(left - 5, TOP + height + 14, "step", anchor="end", cls="axis")
+    _marks(canvas, data, drawn, left + plot + 4, size)
+    _scale(canvas, drawn, left, TOP + height + 24)
+    return _classed(canvas)
+
+
+def _classed(canvas: Canvas) -> str:
+    return canvas.render().replace("<svg ", '<svg class="mappnb-still-strag" ', 1)
+
+
+def _pattern() -> str:
+    return (
+        '<defs><pattern id="mappnb-none" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="6" height="6" fill="#8a8a8a" fill-opacity=".15"/><rect width="1" height="6" fill="#8a8a8a"/></pattern></defs>'
+    )
+
+
+def _raster(drawn: Picture, left: float, plot: float, height: float) -> str:
+    """Return the cells as an embedded PNG of a pixel each, stretched; missing ones are transparent."""
+    values = drawn.grid.values if drawn.grid is not None else np.zeros((0, 0))
+    share = (values - drawn.low) / max(drawn.high - drawn.low, 1e-300)
+    level = np.where(np.isnan(share), -1, np.clip(np.nan_to_num(share) * (plots.COLOURS - 1), 0, plots.COLOURS - 1)) + 1
+    colours = plots.palette(drawn.scale, "light")
+    table = np.array([[255] * 3, *([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours)], np.uint8)
+    uri = data_uri(palette_png(level.round().astype(np.uint8), table))
+    return (
+        f'<image x="{left}" y="{TOP}" width="{plot}" height="{height:.1f}" preserveAspectRatio="none" '
+        f'style="image-rendering:pixelated" href="{uri}"/>'
+    )
+
+
+def _marks(canvas: Canvas, data: StragglerData, drawn: Picture, x: float, size: float) -> None:
+    """Draw a triangle at the edge of each row with a culprit."""
+    if drawn.grid is None or drawn.where.level == "rank":
+        return
+    frame = data.verdicts
+    guilty: set[int] = set()
+    for kind, subject, verdict in zip(frame["subject_kind"], frame["subject"], frame["verdict"], strict=True):
+        if verdict == "culprit":
+            guilty |= set(subject_ranks(str(kind), str(subject), data.m))
+    for i, row in enumerate(drawn.grid.rows):
+        if guilty & set(row.ranks):
+            y = TOP + (i + 0.5) * size
+            canvas.parts.append(
+                f'<polygon points="{x:.1f},{y:.1f} {x + 9:.1f},{y - 5:.1f} {x + 9:.1f},{y + 5:.1f}" fill="#b3261e"/>'
+            )
+
+
+def _scale(canvas: Canvas, drawn: Picture, x: float, y: float) -> None:
+    """Draw the colours with their ends."""
+    colours = plots.palette(drawn.scale, "light")
+    table = np.array([[255] * 3, *([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours)], np.uint8)
+    strip = data_uri(palette_png(np.arange(1, plots.COLOURS + 1, dtype=np.uint8)[None, :], table))
+    ends = [value_text(v, drawn.scale) for v in (drawn.low, drawn.high)]
+    canvas.text(x, y + 10, ends[0], cls="axis")
+    start = x + 8 + 7 * len(ends[0])
+    canvas.parts.append(
+        f'<image x="{start:.0f}" y="{y}" width="150" height="11" preserveAspectRatio="none" href="{strip}"/>'
+    )
+    canvas.text(start + 158, y + 10, f"{ends[1]}   {drawn.label}", cls="axis")
+
+
+def table_html(data: StragglerData) -> str:
+    """Return the verdicts as an HTML table."""
+    found = told.verdicts_told(data)
+    rows = found["rows"][:MOST_ROWS]
+    out = ""
+    if rows:
+        head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in found["columns"])
+        body = "".join(f"<tr>{''.join(f'<td>{html.escape(t)}</td>' for t in row['cells'])}</tr>" for row in rows)
+        out = f'<table class="mappnb-strag-list"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    more = len(found["rows"]) + found["left"] - len(rows)
+    clear = f"{found['clear']} ranks are clear" if found["clear"] else ""
+    said = [f"{more} more are in view.verdicts" if more else "", clear, *found["notes"]]
+    line = ". ".join(s for s in said if s)
+    return out + (f'<p style="{FONT};margin:4px 0">{html.escape(line)}.</p>' if line else "")
+
+
+def twin(data: StragglerData, drawn: Picture | None, said: str) -> str:
+    """Return picture and verdicts as an HTML fragment."""
+    caption = f"{drawn.caption} " if drawn is not None else ""
+    words = f'<figcaption style="{FONT}">{html.escape(said)}, as it was saved. {html.escape(caption)}</figcaption>'
+    return (
+        f'{STYLE}<figure style="margin:0">{svg(data, drawn)}{words}</figure>{table_html(data) if not data.why else ""}'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StragglersSnapshot:
+    """A picture of the view that stays in the notebook, with the verdicts.
+
+    Attributes
+    ----------
+    svg : str
+        The heatmap.
+    table : str
+        The verdicts, as HTML.
+    code : str
+        The line that makes the view again.
+    text, caption : str
+        The view in one line, and what a cell is.
+    """
+
+    svg: str
+    table: str
+    code: str
+    text: str
+    caption: str
+
+    @classmethod
+    def of(cls, data: StragglerData, drawn: Picture | None, *, code: str, said: str) -> StragglersSnapshot:
+        """Take a picture of the view as it is."""
+        table = table_html(data) if not data.why else ""
+        return cls(svg(data, drawn), table, code, said, drawn.caption if drawn is not None else data.why)
+
+    def __repr__(self) -> str:
+        return f"Snapshot of {self.text}"
+
+    def _repr_html_(self) -> str:
+        caption = f'<figcaption style="{FONT}">{html.escape(self.caption)}</figcaption>'
+        code = f'<details style="{FONT}"><summary>code</summary><code>{html.escape(self.code)}</code></details>'
+        return f'{STYLE}<figure style="margin:0">{self.svg}{caption}</figure>{self.table}{code}'
+
+    def save(self, path: Any) -> None:
+        """Write the picture as an SVG file."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+def page(view: Stragglers) -> str:
+    """Return one self-contained HTML page: a heatmap per metric, verdicts with their evidence, the culprits' parts, prices if known."""
+    data, state = view._data, view._state()
+    state["live"] = False
+    answers: dict[str, Any] = {}
+    if not data.why:
+        answers = dict(_answers(view))
+        state["where"] = _top(view).told()
+        known = _metrics(view)
+        state["options"] |= {k: [] for k in ("order", "rows", "cell", "against")}
+        state["options"]["metric"] = [m for m in state["options"]["metric"] if m[0] in known]
+        state["picked"] = Picked().told()
+    version, packed = bokeh_js()
+    whole = {
+        "state": state,
+        "answers": answers,
+        "bokeh": {"version": version, "gzip": base64.b64encode(packed).decode("ascii")},
+        "code": view.code,
+    }
+    safe = json.dumps(whole, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return _html(view, safe)
+
+
+def _html(view: Stragglers, safe: str) -> str:
+    from mappnb.widgets.stragglers import Stragglers  # the class as it was written: a view has one of its own
+
+    script = f"{Stragglers._esm}".rsplit("export default", 1)[0]
+    title = html.escape(view.describe())
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{Stragglers._css}'
+        "body{margin:16px;font-family:system-ui,sans-serif;background:#fff;color:#1b1f24}"
+        "@media(prefers-color-scheme:dark){body{background:#15181c;color:#e6e6e6}}</style></head>"
+        f'<body><main><h1 style="font-size:18px">{title}</h1><div id="view"></div></main>'
+        f'<script type="application/json" id="data">{safe}</script>'
+        f'<script type="module">{script}\n{static_text("stragglers_static.js")}\n'
+        'const data = JSON.parse(document.getElementById("data").textContent);\n'
+        'renderStragglers({ model: new StaticStragglers(data), el: document.getElementById("view") });</script></body></html>'
+    )
+
+
+def _top(view: Stragglers) -> Where:
+    return replace(view._where, host=None, rank=None, step=None)
+
+
+def _metrics(view: Stragglers) -> list[str]:
+    known = list(view._data.m.metrics)
+    drawn = picture(view._data, _top(view))
+    many = drawn.grid is not None and drawn.grid.values.size > MANY_CELLS
+    first = list(dict.fromkeys([view._where.metric, *known]))
+    return first[:MOST_METRICS] if many else known
+
+
+def _answers(view: Stragglers) -> Iterator[tuple[str, Any]]:
+    """Yield what the page can be asked for, with the answers."""
+    data, top = view._data, _top(view)
+    verdicts = told.verdicts_told(data)
+    yield "verdicts {}", verdicts
+    places = [replace(top, metric=m) for m in _metrics(view)]
+    picks: list[tuple[dict[str, Any], list[int], tuple[int, int] | None, int | None]] = []
+    for row in verdicts["rows"][:MOST_PICKS]:
+        picked = view._of_verdict(row["index"])
+        at = [data.m.index(r) for r in picked.ranks]
+        picks.append((Picked(verdict=row["index"]).told(), at, picked.steps, row["index"]))
+        if len(at) == 1 and row["verdict"] == "culprit":
+            places += [replace(top, metric=m, rank=picked.ranks[0]) for m in _metrics(view)]
+            picks.append((Picked(picked.ranks).told(), at, None, None))
+    for body, at, steps, verdict in picks:
+        yield _key("pick", body), told.evidence_told(data, at, steps, verdict)
+    shown: dict[str, dict[str, Any]] = {}
+    for theme in ("light", "dark"):
+        look = {"theme": theme, "ground": ""}
+        for place in places:
+            key = json.dumps([replace(place, metric="ratio" if place.rank is not None else place.metric).told(), theme])
+            if key not in shown:  # parts of a rank do not depend on the metric
+                shown[key] = told.picture_told(data, picture(data, place), **look)
+            yield _key("heat", {"where": place.told(), "theme": theme}), {**shown[key], "where": place.told()}
+        for by in data.groupings if "prices" in data.__dict__ else ():
+            answer = told.price_told(data, by, **look)
+            yield _key("prices", {"by": by, "theme": theme}), answer
+            if by == data.groupings[0]:
+                yield _key("prices", {"by": "", "theme": theme}), answer
+
+
+def _key(kind: str, body: dict[str, Any]) -> str:
+    return f"{kind} {json.dumps(body, sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
