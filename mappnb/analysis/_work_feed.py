@@ -64,8 +64,12 @@ class _Source:
 
     def reach(self, rows: int) -> int:
         """Return the last step that is whole once ``rows`` more rows are decoded."""
-        upto = self.next + int(np.searchsorted(np.cumsum(self.rows[self.next :]), rows)) + 1
-        return int(self.below[min(upto, len(self.rows))]) - 1
+        total = np.cumsum(self.rows[self.next :])
+        upto = min(self.next + int(np.searchsorted(total, rows)) + 1, len(self.rows))
+        if upto > self.next:  # the rest of the part too, if it is not much: a file is opened once then
+            end = int(np.searchsorted(self.part, self.part[upto - 1], side="right"))
+            upto = end if total[end - self.next - 1] <= 2 * rows else upto
+        return int(self.below[upto]) - 1
 
     def take(self, last: int) -> list[tuple[Any, list[int]]]:
         """Return the row groups to decode for the steps up to ``last``, by part."""
