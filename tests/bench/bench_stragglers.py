@@ -47,21 +47,29 @@ def run_case(kind: str, seed: int, methods: tuple[str, ...]) -> dict[str, Any]:
         }  # fmt: skip
         for fault, causes in zip(out["faults"], case.causes, strict=True):
             fault["causes"] = sorted(causes)
-        begin = time.process_time()
         if "find_stragglers" in methods:
-            found = mappnb.analysis.find_stragglers(run)
-            out["cpu_s"] = time.process_time() - begin
-            culprits = found[found.verdict == "culprit"]
-            columns = ["subject_kind", "subject", "cause", "effect_s", "effect_fraction", "first_step", "last_step"]
-            out["find_stragglers"] = json.loads(culprits[columns].to_json(orient="records"))
-            other = found[found.verdict.isin(["undecided", "victim"])]
-            out["other"] = json.loads(
-                other[["subject_kind", "subject", "verdict", "effect_s"]].to_json(orient="records")
-            )
+            out |= asked(run)
         events = run.sel()
         out["latest"] = [ranked(r) for r in latest(events, max(1, len(truth.faults)))]
         out["longer than peers"] = [ranked(r) for r in longer_than_peers(events, case.options["layout"])]
     return out
+
+
+def asked(run: Any) -> dict[str, Any]:
+    """What find_stragglers says; an error counts as nothing said, and is told."""
+    columns = ["subject_kind", "subject", "cause", "effect_s", "effect_fraction", "first_step", "last_step"]
+    begin = time.process_time()
+    try:
+        found = mappnb.analysis.find_stragglers(run)
+    except Exception as err:
+        return {"find_stragglers": [], "other": [repr(err)], "cpu_s": time.process_time() - begin, "error": repr(err)}
+    took = time.process_time() - begin
+    culprits, rest = found[found.verdict == "culprit"], found[found.verdict.isin(["undecided", "victim"])]
+    return {
+        "find_stragglers": json.loads(culprits[columns].to_json(orient="records")),
+        "other": json.loads(rest[["subject_kind", "subject", "verdict", "effect_s"]].to_json(orient="records")),
+        "cpu_s": took,
+    }
 
 
 def ranked(rank: int) -> dict[str, Any]:
@@ -178,6 +186,8 @@ def failures(results: list[dict[str, Any]]) -> list[str]:
     out = []
     for r in results:
         said = r["find_stragglers"]
+        if "error" in r:
+            out.append(f"error: {r['kind']} seed {r['seed']}: {r['error']}")
         where = f"{r['kind']} seed {r['seed']} ({r['layout']}, {r['schedule']}, {r['num_steps']} steps)"
         names = [
             f"{x['subject_kind']} {x['subject']} {x['cause']} {x['effect_s']:.3f} s from {x['first_step']}"
