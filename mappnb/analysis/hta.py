@@ -27,23 +27,23 @@ def hta_breakdown(
     *,
     step: int | slice | None = None,
     include_last_step: bool = False,
-    whole_us: bool = False,
+    whole_us: bool | None = None,
 ) -> xr.Dataset:
     """Return how long each rank's device was idle, computed, or did something else, by HolisticTraceAnalysis' definitions.
 
     Parameters
     ----------
     run : Run or Dataset, dims (event,)
-        Events; only those of device lanes count: a ``stream`` of 0 or more that the trace told (below
-        :data:`mappnb.terms.UNTOLD_STREAM`), as HTA takes device work without a stream for host work.
+        Events; only those of device lanes count: a ``stream`` of 0 or more. Device work whose trace tells no stream
+        (:data:`mappnb.terms.UNTOLD_STREAM` and above) counts where it lies within a step.
     step : int or slice, optional
         Steps to look at. Where given, all of them count, and ``include_last_step`` says nothing.
     include_last_step : bool
         False leaves out the last step of a rank that has several, as HTA does by default.
-    whole_us : bool
+    whole_us : bool, optional
         Round the ranks' own times inwards to whole µs before anything is counted, as HTA does where a trace has fractions of a µs:
         starts up, ends down, in doubles (quarters of a µs for times since 1970). The numbers are then HTA's to the µs; without it
-        they are exact.
+        they are exact. By default imported traces are rounded, and recorded and simulated ones are not.
 
     Returns
     -------
@@ -59,14 +59,15 @@ def hta_breakdown(
     the rest computes, except names with ``Sync`` in them. The traps of these definitions: a collective that waits for a late rank
     is not idle but non-compute, so a victim looks busy; ``compute_ns`` holds the communication it hides, so that the overlap is in
     no other number; each rank has its own span, so shares of different ranks are not of the same time; a kernel with ``Sync`` in its
-    name (SyncBatchNorm) does not compute; and the last step is left out. With several steps, HTA also drops device events whose
-    launch it has not seen (``issue_ns`` below 0). HTA counts exactly with ``HTA_DISABLE_NS_ROUNDING=1``. For steps that sum to one
-    window over all ranks see :func:`mappnb.analysis.breakdown`.
+    name (SyncBatchNorm) does not compute; and the last step is left out. HTA 0.5 takes device work without a
+    stream for host work. With several steps, HTA also drops device events whose launch it has not seen (``issue_ns`` below 0). HTA
+    counts exactly with ``HTA_DISABLE_NS_ROUNDING=1``. For steps that sum to one window over all ranks
+    see :func:`mappnb.analysis.breakdown`.
     """
     events = events_of(run, step)
     events = events.isel(event=np.flatnonzero(_counted(events, whole=step is not None or include_last_step)))
     ranks, cell = np.unique(events["rank"].values, return_inverse=True)
-    start, end = _times(events, whole_us=whole_us)
+    start, end = _times(events, whole_us=bool(events.attrs.get("imported", False)) if whole_us is None else whole_us)
     kind = _kinds(events)
 
     def busy(mask: Array) -> Array:
@@ -107,8 +108,8 @@ def _times(events: xr.Dataset, *, whole_us: bool) -> tuple[Array, Array]:
 
 def _counted(events: xr.Dataset, *, whole: bool) -> Array:
     """Mask of the device events that HTA would count."""
-    device = (events.stream.values >= 0) & (events.stream.values < UNTOLD_STREAM)
-    step, issue = events["step"].values, events.issue_ns.values
+    stream, step, issue = events.stream.values, events["step"].values, events.issue_ns.values
+    device = (stream >= 0) & ((stream < UNTOLD_STREAM) | (step >= 0))
     ranks, cell = np.unique(events["rank"].values, return_inverse=True)
     last = np.full(len(ranks), -1, np.int64)
     np.maximum.at(last, cell, step)
