@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import Any
 
@@ -42,6 +44,8 @@ class Table:
         Host, empty where unknown.
     seconds : dict of str to float array, shape (step, rank)
         By kind, s; NaN where the rank was not there or never does this.
+    stages : dict of int to (int array, float array)
+        Of each stage: columns of the ranks that have it, and their compute for it, dims (step, those ranks), s.
     present : bool array, shape (step, rank)
         The rank has events.
     step_s : float array, shape (step,)
@@ -53,67 +57,99 @@ class Table:
     role: Array
     host: Array
     seconds: dict[str, Array]
+    stages: dict[int, tuple[Array, Array]]
     present: Array
     step_s: Array
 
 
-def table_of(work: xr.Dataset, role: Array | None = None) -> Table:
+def table_of(work: xr.Dataset, coordinate: Array | None = None, role: Array | None = None) -> Table:
     """Return the self-time table (:func:`mappnb.analysis.work`) by kind.
 
     Parameters
     ----------
     work : Dataset, dims (step, rank, part)
         As :func:`mappnb.analysis.work` gives it.
+    coordinate : int array, shape (rank,), optional
+        Pipeline coordinate, for :func:`roles`.
     role : int array, shape (rank,), optional
         Role of each rank; by default :func:`roles`.
     """
     present = work["present"].values
-    seconds, kinds = work["seconds"].values, work["part_kind"].values.astype(str)
-    count, out = work["count"].values, {}
-    for kind in KINDS:
-        parts = np.isin(kinds, COMPUTE_KINDS) if kind == "compute" else kinds == kind
-        if not parts.any():
-            continue
-        there = present
-        if kind in STEADY:
-            there = there & (count[:, :, parts].sum(2) > 0)
-        out[kind] = np.where(there, seconds[:, :, parts].sum(2), np.nan)
-    role = roles(work) if role is None else role
+    kinds, stage = work["part_kind"].values.astype(str), work["part_stage"].values
+    compute = np.isin(kinds, COMPUTE_KINDS)
+    stages = np.unique(stage[compute & (stage >= 0)])
+    names = [k for k in KINDS if (compute.any() if k == "compute" else (kinds == k).any())]
+    belongs = [compute if k == "compute" else kinds == k for k in names] + [
+        compute & (stage == s) for s in stages.tolist()
+    ]
+    member = np.stack(belongs, 1).astype(np.float64)
+    seconds = work["seconds"].values @ member  # one pass over a table of gigabytes
+    count = work["count"].values.astype(np.float32) @ member.astype(np.float32)
+    out, by_stage = {}, {}
+    for i, kind in enumerate(names):
+        there = present & (count[:, :, i] > 0) if kind in STEADY else present
+        out[kind] = np.where(there, seconds[:, :, i], np.nan)
+    for i, s in enumerate(stages.tolist(), len(names)):
+        mine = np.flatnonzero((count[:, :, i] > 0).any(0))
+        by_stage[int(s)] = mine, np.where(count[:, mine, i] > 0, seconds[:, mine, i], np.nan)
+    if role is None:
+        role = roles(by_stage, len(present.T), coordinate)
     host = work["host"].values if "host" in work.coords else np.full(work.sizes["rank"], "", object)
-    return Table(work["step"].values, work["rank"].values, role, host, out, present, work["step_s"].values)
+    return Table(work["step"].values, work["rank"].values, role, host, out, by_stage, present, work["step_s"].values)
 
 
-def roles(work: xr.Dataset, coordinate: Array | None = None) -> Array:
+def roles(stages: Mapping[int, tuple[Array, Array]], num_ranks: int, coordinate: Array | None) -> Array:
     """Return a number per rank, equal for ranks that work on the same stages.
 
     Parameters
     ----------
-    work : Dataset, dims (step, rank, part)
-        Self-time table.
+    stages : mapping of int to (int array, float array)
+        As of :class:`Table`.
+    num_ranks : int
+        Ranks.
     coordinate : int array, shape (rank,), optional
         Pipeline coordinate, that tells ranks apart where no compute has a stage.
     """
-    staged = work["part_stage"].values >= 0
-    does = (work["count"].values[:, :, staged] > 0).any(0)
-    if coordinate is not None and not staged.any():
-        does = coordinate[:, None]
-    return np.unique(does, axis=0, return_inverse=True)[1].ravel() if does.shape[1] else np.zeros(len(does), np.int64)
+    if not stages:
+        return (
+            np.zeros(num_ranks, np.int64)
+            if coordinate is None
+            else np.unique(coordinate, return_inverse=True)[1].ravel()
+        )
+    does = np.zeros((num_ranks, len(stages)), bool)
+    for i, (mine, _) in enumerate(stages.values()):
+        does[mine, i] = True
+    return np.unique(does, axis=0, return_inverse=True)[1].ravel()
+
+
+@cache
+def _scores(n: int) -> tuple[float, ...]:
+    """Return the mean, in sigma, of each of n normal numbers in order (Blom's scores)."""
+    return tuple(NormalDist().inv_cdf((i + 0.625) / (n + 0.25)) for i in range(n))
 
 
 def _expected(n: Array, at: Array) -> Array:
-    """Return the mean, in sigma, of the order statistic ``at`` (from 0, may be between two) of n normal numbers (Blom's scores)."""
-    size = int(n.max(initial=1)) + 1
-    normal = NormalDist()
-    table = np.zeros((size, size))
-    for k in np.unique(n[n > 1]).tolist():
-        table[k, :k] = [normal.inv_cdf((i + 0.625) / (k + 0.25)) for i in range(k)]
-    low = np.floor(at).astype(np.int64)
-    part = at - low
-    return np.asarray(table[n, low] * (1 - part) + table[n, np.minimum(low + 1, np.maximum(n - 1, 0))] * part)
+    """Return the mean, in sigma, of the order statistic ``at`` (from 0, may be between two) of n normal numbers, for each n."""
+    out = np.zeros(len(n))
+    for size in np.unique(n[n > 1]).tolist():
+        mine = n == size
+        out[mine] = np.interp(at[mine], np.arange(size), _scores(size))
+    return out
+
+
+Levels = dict[tuple[str, int], tuple[Array, Array, Array, Array]]
+"""What was found of roles of which nothing is hidden, by kind and role."""
 
 
 def baseline(
-    seconds: Array, role: Array, hidden: Array | None = None, *, relative: bool = True, quantile: float = QUARTILE
+    seconds: Array,
+    role: Array,
+    hidden: Array | None = None,
+    *,
+    relative: bool = True,
+    quantile: float = QUARTILE,
+    known: Levels | None = None,
+    kind: str = "",
 ) -> tuple[Array, Array]:
     """Return what each rank's peers took in the same step, itself left out.
 
@@ -129,6 +165,10 @@ def baseline(
         Move the faster quarter to the middle by the spread of the faster half, in parts of itself; False: it stays.
     quantile : float
         Quantile of the peers.
+    known : dict, optional
+        Keeps what was found of roles of which nothing is hidden, for the next call with the same ``kind``.
+    kind : str
+        What the seconds are, for ``known``.
 
     Returns
     -------
@@ -137,42 +177,80 @@ def baseline(
     peers : int array, shape (step, rank)
         How many.
     """
-    shown = seconds if hidden is None else np.where(hidden, np.nan, seconds)
     base, peers = np.full(seconds.shape, np.nan), np.zeros(seconds.shape, np.int64)
-    shift = np.zeros(seconds.shape)
-    near: list[Array] = []
+    shift, near = np.zeros(seconds.shape if relative else (0, 0)), []
     for group in np.unique(role).tolist():
         mine = np.flatnonzero(role == group)
-        level, number, at, spread = _left_out(shown[:, mine], quantile)
-        base[:, mine], peers[:, mine], shift[:, mine] = level, number, at
-        near.append(spread)
+        found = _level(seconds, mine, hidden, quantile, relative, known, (kind, group))
+        base[:, mine], peers[:, mine] = found[0], found[1]
+        if relative:
+            shift[:, mine] = found[2]
+            near.append(found[3])
     if relative:
-        scatter = np.concatenate([x.ravel() for x in near])
-        scatter = scatter[np.isfinite(scatter)]
+        scatter = np.concatenate(near)
         if len(scatter):
-            base = base * (1 - shift * float(np.median(scatter)) / HALF_TO_SIGMA)
+            base *= 1 - shift * float(np.median(scatter)) / HALF_TO_SIGMA
     return base, peers
 
 
+def _level(
+    seconds: Array,
+    mine: Array,
+    hidden: Array | None,
+    quantile: float,
+    relative: bool,
+    known: Levels | None,
+    key: tuple[str, int],
+) -> tuple[Array, Array, Array, Array]:
+    """Return (level, how many others, expected place, spread) of the ranks of one role."""
+    cover = None if hidden is None else hidden[:, mine]
+    bare = cover is None or not cover.any()
+    if known is not None and bare and key in known:
+        return known[key]
+    columns = seconds[:, mine] if bare else np.where(cover, np.nan, seconds[:, mine])
+    level, number, at, middle = _left_out(columns, quantile)
+    out = level, number, at, _spread(columns, level, number, middle) if relative else np.empty(0)
+    if known is not None and bare:
+        known[key] = out
+    return out
+
+
 def _left_out(shown: Array, quantile: float) -> tuple[Array, Array, Array, Array]:
-    """Return (quantile of the others, how many others, its expected place in sigma, spread of the faster half in parts of it)."""
-    n = shown.shape[1]
-    order = np.argsort(shown, axis=1)  # NaN last
-    ordered = np.take_along_axis(shown, order, 1)
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.broadcast_to(np.arange(n), shown.shape), 1)
+    """Return for each number (quantile of the others in its row, how many others, expected place in sigma), and medians of rows."""
+    ordered = np.sort(shown, axis=1)  # NaN last
     valid = np.isfinite(shown)
-    others = valid.sum(1, keepdims=True) - valid
-    at = quantile * np.maximum(others - 1, 0)
+    number = valid.sum(1)
+    own = [_quantile(ordered, number - 1, quantile, shown), _quantile(ordered, number, quantile, None)]
+    level = np.where(valid, own[0][0], own[1][0])
+    others = number[:, None] - valid
+    level[others <= 0] = np.nan
+    middle = ordered[np.arange(len(ordered)), np.maximum(number - 1, 0) // 2]
+    return level, others, np.where(valid, own[0][1], own[1][1]), middle[:, None]
+
+
+def _quantile(ordered: Array, number: Array, quantile: float, shown: Array | None) -> tuple[Array, Array]:
+    """Return a quantile of the first numbers of each row, and its expected place; with ``shown``, each of these left out in turn."""
+    at = quantile * np.maximum(number - 1, 0)
     low = np.floor(at).astype(np.int64)
-    high = np.minimum(low + 1, np.maximum(others - 1, 0))
-    pick = [np.take_along_axis(ordered, np.minimum(k + (valid & (place <= k)), n - 1), 1) for k in (low, high)]
-    level = np.where(others > 0, pick[0] + (pick[1] - pick[0]) * (at - low), np.nan)
+    high = np.minimum(low + 1, np.maximum(number - 1, 0))
+    rows, last = np.arange(len(ordered)), ordered.shape[1] - 1
+    pick = []
+    for k in (low, high):
+        value = ordered[rows, k][:, None]
+        if shown is not None:  # what is left out is at or before place k: the next one moves there
+            value = np.where(shown <= value, ordered[rows, np.minimum(k + 1, last)][:, None], value)
+        pick.append(value)
+    part = (at - low)[:, None]
+    return pick[0] + (pick[1] - pick[0]) * part, _expected(number, at)[:, None]
+
+
+def _spread(shown: Array, level: Array, others: Array, middle: Array) -> Array:
+    """Return how far the faster half of each row is from the level, in parts of it; nothing for rows of fewer than four."""
+    rows = (others >= 3).all(1)
+    shown, level, middle = shown[rows], level[rows], middle[rows]
     with np.errstate(divide="ignore", invalid="ignore"):
         apart = np.abs(shown / level - 1)
-    half = place <= (valid.sum(1, keepdims=True) - 1) // 2
-    spread = np.where(valid & half & (others >= 3), apart, np.nan)
-    return level, others, _expected(others, at), spread
+    return apart[(shown <= middle) & np.isfinite(apart)]
 
 
 def own_baseline(seconds: Array, alone: Array) -> Array:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from mappnb.analysis._straggler_base import KINDS, Table, baseline, own_baseline
-from mappnb.analysis._straggler_tests import Spell, median_steps, noise_of, rejected, spells
+from mappnb.analysis._straggler_base import KINDS, Levels, Table, baseline, own_baseline
+from mappnb.analysis._straggler_tests import LOOKED_AT, Spell, median_steps, noise_of, rejected, spells
 
 __all__ = ["Excess", "Finding", "Settings", "excess_of", "find_hosts", "find_ranks", "find_stages"]
 
@@ -90,7 +90,7 @@ class Excess:
     has_calls: Array
 
 
-def excess_of(table: Table, work: dict[str, Array], hidden: Array | None = None) -> Excess:
+def excess_of(table: Table, work: dict[str, Array], hidden: Array | None = None, known: Levels | None = None) -> Excess:
     """Return what each rank took more than its peers.
 
     Parameters
@@ -101,24 +101,35 @@ def excess_of(table: Table, work: dict[str, Array], hidden: Array | None = None)
         ``imposed_s``, ``wait_s``, ``transfer_s`` and ``calls`` of the same steps.
     hidden : bool array, shape (step, rank), optional
         Cells that are known to be slow and say nothing about others.
+    known : dict, optional
+        As of :func:`mappnb.analysis._straggler_base.baseline`.
     """
-    compute = table.seconds.get("compute")
-    total = np.where(table.present, sum(np.nan_to_num(s) for s in table.seconds.values()), np.nan)
-    level, peers = baseline(total if compute is None else compute, table.role, hidden)
-    alone = median_steps(peers.astype(float)) < 1
-    level = np.where(alone, own_baseline(total if compute is None else compute, alone), level)
+    known = {} if known is None else known
+    total = table.seconds.get("compute")
+    if total is None:
+        total = np.where(table.present, sum(np.nan_to_num(s) for s in table.seconds.values()), np.nan)
+    level, peers = baseline(total, table.role, hidden, known=known, kind="compute")
+    peers = median_steps(peers[:: max(len(peers) // LOOKED_AT, 1)].astype(float))
+    alone = peers < 1
+    if alone.any():
+        level = np.where(alone, own_baseline(total, alone), level)
     out = {}
     for kind, seconds in table.seconds.items():
-        base, _ = baseline(seconds, table.role, hidden, relative=kind == "compute")
-        base = np.where(alone, own_baseline(seconds, alone), base)
-        out[kind] = seconds - base
-    imposed = work["imposed_s"] - baseline(work["imposed_s"], table.role, hidden, relative=False)[0]
+        if kind == "compute":
+            out[kind] = seconds - level
+            continue
+        base, _ = baseline(seconds, table.role, hidden, relative=False, known=known, kind=kind)
+        out[kind] = seconds - (np.where(alone, own_baseline(seconds, alone), base) if alone.any() else base)
+    imposed = (
+        work["imposed_s"]
+        - baseline(work["imposed_s"], table.role, hidden, relative=False, known=known, kind="imposed")[0]
+    )
     blocked = np.where(table.present, work["wait_s"] + work["transfer_s"], np.nan)
-    less = baseline(blocked, table.role, hidden, relative=False, quantile=0.5)[0] - blocked
+    less = baseline(blocked, table.role, hidden, relative=False, quantile=0.5, known=known, kind="blocked")[0] - blocked
     has_calls = (work["calls"] > 0).any(0)
     if "host" in out:
         out["host"] = _held_up(out["host"], table, imposed, has_calls)
-    return Excess(table, out, level, np.where(alone, 0, median_steps(peers.astype(float))), imposed, less, has_calls)
+    return Excess(table, out, level, np.where(alone, 0, peers), imposed, less, has_calls)
 
 
 def _held_up(holes: Array, table: Table, imposed: Array, has_calls: Array) -> Array:
@@ -137,16 +148,26 @@ def relative(excess: Excess, kind: str) -> Array:
 
 def find_ranks(table: Table, work: dict[str, Array], settings: Settings) -> tuple[list[Finding], Excess]:
     """Return the ranks that are slow, and the excess of all ranks once those are left out of the baselines."""
-    hidden = np.zeros(table.present.shape, bool)
+    table = _worth_judging(table, settings)
+    hidden, known = np.zeros(table.present.shape, bool), cast("Levels", {})
     for _ in range(ROUNDS):
-        excess = excess_of(table, work, hidden)
+        excess = excess_of(table, work, hidden, known)
         found = _slow(excess, settings)
+        if not found:
+            return [], excess
         hidden = np.zeros_like(hidden)
         for rank, kinds in found.items():
             for spell in kinds.values():
                 hidden[spell.active, rank] = True
-    excess = excess_of(table, work, hidden)
+    excess = excess_of(table, work, hidden, known)
     return [_finding(excess, rank, kinds) for rank, kinds in found.items()], excess
+
+
+def _worth_judging(table: Table, settings: Settings) -> Table:
+    """Return the table without the kinds of time of which no rank has ever enough to matter."""
+    least_s = settings.least_fraction * float(np.median(table.step_s))
+    kept = {k: s for k, s in table.seconds.items() if k == "compute" or np.nanmax(s, initial=0.0) >= least_s}
+    return replace(table, seconds=kept)
 
 
 def _slow(excess: Excess, settings: Settings) -> dict[int, dict[str, Spell]]:
@@ -235,17 +256,11 @@ def _together(kind: str, subject: str, parts: list[Finding], members: int) -> Fi
     return out
 
 
-def find_stages(
-    stages: Array, seconds: Array, ranks: Iterable[Finding], settings: Settings, table: Table
-) -> list[Finding]:
+def find_stages(ranks: Iterable[Finding], settings: Settings, table: Table) -> list[Finding]:
     """Return the stages that take longer than the others on all their ranks.
 
     Parameters
     ----------
-    stages : int array, shape (stage,)
-        Stages.
-    seconds : float array, shape (step, rank, stage)
-        Compute of each rank for each stage, s; NaN where it has none.
     ranks : iterable of Finding
         What was found of ranks and hosts: their slow steps are left out.
     settings : Settings
@@ -253,12 +268,10 @@ def find_stages(
     table : Table
         The table.
     """
+    stages = list(table.stages)
     if len(stages) < 2:
         return []
-    seconds = seconds.copy()
-    for f in ranks:
-        seconds[f.active[:, None], f.ranks] = np.nan
-    level = np.stack([_middle(seconds[:, :, i]) for i in range(len(stages))], 1)
+    level = np.stack([_stage_level(*table.stages[s], ranks) for s in stages], 1)
     base, _ = baseline(level, np.zeros(len(stages), np.int64), relative=False, quantile=0.5)
     series = level / base - 1
     noise = noise_of(series, np.arange(len(stages)))
@@ -270,15 +283,24 @@ def find_stages(
         spell = found[c]
         others = np.delete(level, c, axis=1)[spell.active]
         effect = float(np.nanmedian(level[spell.active, c] - np.nanmean(others, 1)))
-        mine = np.flatnonzero(np.isfinite(seconds[:, :, c]).any(0))
         if effect < settings.least_fraction * step_s:
             continue
-        f = Finding(
-            "stage", str(int(stages[c])), mine.tolist(), "culprit", "stage_imbalance", effect, 1 + spell.level, spell.z
-        )
+        mine = table.stages[stages[c]][0].tolist()
+        f = Finding("stage", str(stages[c]), mine, "culprit", "stage_imbalance", effect, 1 + spell.level, spell.z)
         f.kinds, f.peers, f.active = {"compute": effect}, len(stages) - 1, spell.active
         out.append(_renamed(f, table) if spell.first > 0 else f)
     return out
+
+
+def _stage_level(columns: Array, seconds: Array, ranks: Iterable[Finding]) -> Array:
+    """Return what most ranks of a stage take in each step, s; the steps in which one is known to be slow are left out."""
+    place = {int(c): i for i, c in enumerate(columns)}
+    known = [(f.active, [place[c] for c in f.ranks if c in place]) for f in ranks]
+    if any(mine for _, mine in known):
+        seconds = seconds.copy()
+        for active, mine in known:
+            seconds[active[:, None], mine] = np.nan
+    return median_steps(seconds.T)
 
 
 def _renamed(stage: Finding, table: Table) -> Finding:
@@ -289,8 +311,3 @@ def _renamed(stage: Finding, table: Table) -> Finding:
     if len(hosts) == 1 and "" not in hosts and len(set(table.host.astype(str).tolist())) > 1:
         return replace(stage, subject_kind="host", subject=hosts.pop(), cause="", peers=0)
     return stage
-
-
-def _middle(values: Array) -> Array:
-    """Return the median over ranks of each step, NaN left out."""
-    return median_steps(values.T)

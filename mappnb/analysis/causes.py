@@ -24,6 +24,8 @@ ONE_FACTOR = 0.35
 which is 0.12; slow in the forward alone is 2."""
 SAME = 0.02
 """Log ratios that differ by less are the same whatever their mean: phases differ by as much between healthy ranks."""
+MOST_STEPS = 100
+"""Steps that phases are compared in at most, evenly spread."""
 LEAST_SHARE = 0.05
 """Phases with less than this share of the compute of a rank are not asked."""
 _OF_KIND = {"data": "host", "gc": "host", "host": "host", "checkpoint": "checkpoint"}
@@ -51,18 +53,21 @@ def phase_ratios(work: xr.Dataset, excess: Excess, finding: Finding) -> dict[str
         Ranks and steps.
     """
     kinds = work["part_kind"].values.astype(str)
+    role = excess.table.role
+    columns = np.flatnonzero(np.isin(role, np.unique(role[finding.ranks])))  # the ranks and their peers are enough
+    mine = np.flatnonzero(np.isin(columns, finding.ranks))
+    active = finding.active[:: max(len(finding.active) // MOST_STEPS, 1)]
+    table = work["seconds"].values[active[:, None], columns]
+    others = np.zeros(table.shape[:2], bool)
+    others[:, mine] = True
+    seconds = {k: table[:, :, kinds == k].sum(2) for k in COMPUTE_KINDS if (kinds == k).any()}
+    total = sum(float(s[:, mine].sum()) for s in seconds.values())
     out: dict[str, float] = {}
-    seconds = {
-        k: work["seconds"].values[finding.active][:, :, kinds == k].sum(2) for k in COMPUTE_KINDS if (kinds == k).any()
-    }
-    total = sum(float(s[:, finding.ranks].sum()) for s in seconds.values())
-    others = np.zeros((len(finding.active), len(excess.table.rank)), bool)
-    others[:, finding.ranks] = True
     for kind, s in seconds.items():
-        if s[:, finding.ranks].sum() < LEAST_SHARE * total:
+        if s[:, mine].sum() < LEAST_SHARE * total:
             continue
-        base = baseline(np.where(s > 0, s, np.nan), excess.table.role, others)[0][:, finding.ranks]
-        ratio = s[:, finding.ranks] / base
+        base = baseline(np.where(s > 0, s, np.nan), role[columns], others)[0][:, mine]
+        ratio = s[:, mine] / base
         if np.isfinite(ratio).any():
             out[kind] = float(np.nanmedian(ratio))
     return out

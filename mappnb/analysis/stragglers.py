@@ -9,12 +9,11 @@ import pandas as pd
 import xarray as xr
 
 from mappnb.analysis import causes
-from mappnb.analysis._straggler_base import Table, roles, table_of
+from mappnb.analysis._straggler_base import Table, table_of
 from mappnb.analysis._straggler_detail import add_details
 from mappnb.analysis._straggler_find import Excess, Finding, Settings, excess_of, find_hosts, find_ranks, find_stages
 from mappnb.analysis._straggler_rows import frame
 from mappnb.analysis._straggler_victims import find_victims
-from mappnb.analysis._work_parts import COMPUTE_KINDS
 from mappnb.analysis.work import work as self_time
 from mappnb.datasets import layout_of
 from mappnb.errors import MappnbError
@@ -166,7 +165,7 @@ def findings_of(
     judged: xr.Dataset, layout: Layout, settings: Settings, warm_up: int, notes: list[str]
 ) -> tuple[list[Finding], Excess]:
     """Return what the self-time table tells: findings, and the excess of all ranks; ``notes`` gets what is to be said."""
-    table = table_of(judged, roles(judged, _coordinate(judged, layout)))
+    table = table_of(judged, _coordinate(judged, layout))
     numbers = {n: judged[n].values.astype(np.float64) for n in ("imposed_s", "wait_s", "transfer_s", "calls")}
     if len(table.step) < MIN_STEPS:
         notes.append(
@@ -177,7 +176,7 @@ def findings_of(
     ranks, excess = find_ranks(table, numbers, settings)
     notes += _notes(table, excess)
     found = find_hosts(ranks, excess)
-    found += find_stages(*_stage_seconds(judged), found, settings, table)
+    found += find_stages(found, settings, table)
     for f in found:
         causes.explain(f, judged, excess)
     return found + find_victims(found, excess, layout), excess
@@ -190,7 +189,8 @@ def _judged(work: xr.Dataset, warm_up: int) -> tuple[xr.Dataset, list[str]]:
     if keep.all() or not warm_up:
         return work, []
     skipped = ", ".join(map(str, step[~keep].tolist()))
-    judged = work.isel(step=np.flatnonzero(keep)).assign_attrs(begin=int(step[0]))
+    first = int(np.argmax(keep)) if keep.any() else len(keep)  # steps are in order; a slice copies nothing
+    judged = work.isel(step=slice(first, None)).assign_attrs(begin=int(step[0]))
     return judged, [f"warm-up not judged: step {skipped}"]
 
 
@@ -199,19 +199,6 @@ def _coordinate(work: xr.Dataset, layout: Layout) -> Array | None:
     if layout.pp == 1 or not len(ranks) or int(ranks.max()) >= layout.world_size:
         return None
     return np.array([layout.coords(int(r))["pp"] for r in ranks])
-
-
-def _stage_seconds(work: xr.Dataset) -> tuple[Array, Array]:
-    """Return the stages, and the compute of each rank for each, dims (step, rank, stage), s; NaN where it has none."""
-    kinds, stage = work["part_kind"].values.astype(str), work["part_stage"].values
-    staged = np.isin(kinds, COMPUTE_KINDS) & (stage >= 0)
-    stages = np.unique(stage[staged])
-    seconds, count = work["seconds"].values, work["count"].values
-    out = np.full((*seconds.shape[:2], len(stages)), np.nan)
-    for i, s in enumerate(stages.tolist()):
-        mine = staged & (stage == s)
-        out[:, :, i] = np.where(count[:, :, mine].sum(2) > 0, seconds[:, :, mine].sum(2), np.nan)
-    return stages, out
 
 
 def _too_short(excess: Excess, steps: int) -> list[Finding]:
