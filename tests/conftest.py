@@ -10,7 +10,9 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-settings.register_profile("mappnb", deadline=None)  # a busy machine is no error; what takes too long shows in the time-out
+settings.register_profile(
+    "mappnb", deadline=None
+)  # a busy machine is no error; what takes too long shows in the time-out
 settings.load_profile("mappnb")
 
 
