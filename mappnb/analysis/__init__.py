@@ -16,7 +16,7 @@ from mappnb.analysis.match_report import match_report
 from mappnb.analysis.matching import match
 from mappnb.analysis.stepstats import op_statistics, step_statistics
 from mappnb.analysis.stragglers import find_stragglers
-from mappnb.analysis.whatif import attribute, what_if
+from mappnb.analysis.whatif import attribute, price_fixes, what_if
 from mappnb.analysis.work import work
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "match_report",
     "op_statistics",
     "ping_pong",
+    "price_fixes",
     "step_statistics",
     "what_if",
     "work",

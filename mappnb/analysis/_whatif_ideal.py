@@ -46,10 +46,7 @@ def ideal_durations(model: Model, ideal: str, *, over_stages: bool) -> Floats:
     """
     unit, measured = _units(model)
     first = _first(unit, len(measured))
-    if ideal == "peers":
-        key = model.twin[first]
-    else:
-        key = _keys(model, over_stages=over_stages)[first]
+    key = model.twin[first] if ideal == "peers" else _keys(model, over_stages=over_stages)[first]
     by_mean = model.by_mean[first] if ideal == "mean" else np.zeros(len(first), bool)
     wanted = grouped(measured, key, by_mean=by_mean, least=ideal == "min", single=model.single[first])
     if model.occasional is not None:

@@ -81,7 +81,7 @@ def kinds_of(events: xr.Dataset, hosts: Mapping[int, str]) -> Kinds:
 
 def _codes(values: Array) -> Array:
     values = values.astype(str) if values.dtype == object else values
-    return np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
+    return np.asarray(np.unique(values, return_inverse=True)[1].ravel(), np.int64)
 
 
 def _numbered(fields: list[Array]) -> tuple[Array, Array]:
@@ -120,10 +120,10 @@ def _stages(events: xr.Dataset) -> Array:
     layout = layout_of(events)
     stage = events.stage.values.astype(np.int64)
     if layout.num_chunks > 1:
-        return stage
+        return np.asarray(stage)
     own = np.array([layout.coords(r)["pp"] for r in range(layout.world_size)])
     rank = events["rank"].values
-    return np.where((stage < 0) & (rank < len(own)), own[np.clip(rank, 0, len(own) - 1)], stage)
+    return np.asarray(np.where((stage < 0) & (rank < len(own)), own[np.clip(rank, 0, len(own) - 1)], stage))
 
 
 def _twins(events: xr.Dataset, kind: Array, stage: Array) -> Array:

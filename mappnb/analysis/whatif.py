@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from mappnb.analysis._whatif_source import Steps, hosts_of, model_of
 from mappnb.errors import MappnbError, did_you_mean
 from mappnb.run import Run
 
-__all__ = ["attribute", "what_if"]
+__all__ = ["attribute", "price_fixes", "what_if"]
 
 _BY = ("dp_rank", "stage", "rank", "op")
 
@@ -93,11 +94,105 @@ def what_if(
         out = shares(case, out)
     if crossings is None:
         return out
-    mask = chosen(crossings, model, hosts)
-    wide = over_stages if over_stages is not None else ideal == "mean" or compares_stages(crossings, mask, model)
-    fixed = Case(model, ideal, wide and ideal != "peers")
-    kept = model.source != "straggler_analysis" if delays is None else delays
-    return _with_fix(out, fixed, mask, str(fix), delays=kept)
+    fixed = _Fixed(model, hosts, ideal, over_stages, delays)
+    return _with_fix(out, fixed, crossings, str(fix))
+
+
+def price_fixes(
+    run: Run | xr.Dataset,
+    *,
+    fixes: Sequence[Fix | Sequence[Fix]],
+    ideal: str = "median",
+    step: Steps | None = None,
+    over_stages: bool | None = None,
+    delays: bool | None = None,
+) -> xr.Dataset:
+    """Return what each of several fixes would save: :func:`what_if` with each, the run read once.
+
+    Parameters
+    ----------
+    run : Run or Dataset, dims (event,)
+        See :func:`what_if`.
+    fixes : sequence
+        Each as ``fix`` of :func:`what_if`.
+    ideal, step, over_stages, delays
+        See :func:`what_if`.
+
+    Returns
+    -------
+    Dataset, dims (step, fix)
+        ``fixed_s`` (step, fix), s; ``gain_s`` (fix), mean s per step; ``gain_fraction`` (fix); ``gain_gpu_hours`` (fix), over the steps
+        analysed; ``reliable_gain`` (fix); ``step_s`` (step); ``replay_error`` (). Coordinate ``fix``: the fixes in words.
+
+    Raises
+    ------
+    MappnbError
+        As :func:`what_if`.
+    """
+    check_ideal(ideal)
+    crossings = [read_fix(f) for f in fixes]
+    model, hosts = model_of(run, step), hosts_of(run)
+    asked = _Fixed(model, hosts, ideal, over_stages, delays)
+    times = [asked.times(c) for c in crossings]
+    fixed = np.stack([t for t, _, _ in times], 1) if times else np.empty((len(model.steps), 0))
+    gain = np.array([float(before.mean() - t.mean()) for t, before, _ in times])
+    recorded, error = float(model.recorded_s.mean()), asked.error
+    hours = gain * len(model.steps) * model.num_gpus / 3600
+    return xr.Dataset(
+        {
+            "fixed_s": (("step", "fix"), fixed, {"units": "s", "long_name": "length with the fix"}),
+            "gain_s": ("fix", gain, {"units": "s", "long_name": "mean time that the fix saves in a step"}),
+            "gain_fraction": ("fix", gain / recorded, {"units": "1", "long_name": "gain_s over the recorded step"}),
+            "gain_gpu_hours": ("fix", hours, {"units": "h", "long_name": "gain_s times steps analysed and GPUs"}),
+            "reliable_gain": (
+                "fix",
+                np.abs(gain) > error * recorded,
+                {"units": "1", "long_name": "larger than the replay error"},
+            ),
+            "step_s": ("step", model.recorded_s, {"units": "s", "long_name": "length of the step as recorded"}),
+            "replay_error": ((), error, {"units": "1", "long_name": "how far the replay is from the recording"}),
+        },
+        {"step": model.steps, "fix": np.array([str(f) for f in fixes], object)},
+        _attrs(model, ideal, over_stages is not False and ideal != "peers"),
+    )
+
+
+@dataclass(eq=False)
+class _Fixed:
+    """Replays of one model with fixes. Ideals that compare stages, and those that do not, are made when first needed."""
+
+    model: Model
+    hosts: dict[int, str]
+    ideal: str
+    over_stages: bool | None
+    delays: bool | None
+
+    def __post_init__(self) -> None:
+        self.cases = {wide: Case(self.model, self.ideal, wide) for wide in (False, True)}
+
+    @property
+    def kept(self) -> bool:
+        """Whether launch delays are kept."""
+        return self.model.source != "straggler_analysis" if self.delays is None else self.delays
+
+    @property
+    def error(self) -> float:
+        """Replay error."""
+        return self.cases[False].error
+
+    def case(self, crossings: list[dict[str, list[Any]]], mask: Any) -> Case:
+        """Return the case with the ideal that a fix is measured by."""
+        wide = self.over_stages
+        if wide is None:
+            wide = self.ideal == "mean" or compares_stages(crossings, mask, self.model)
+        return self.cases[wide and self.ideal != "peers"]
+
+    def times(self, crossings: list[dict[str, list[Any]]]) -> tuple[Any, Any, Case]:
+        """Return steps with the fix and without, dims (step,), s, and the case."""
+        mask = chosen(crossings, self.model, self.hosts)
+        case = self.case(crossings, mask)
+        replayed = self.cases[False]
+        return case.without(mask, delays=self.kept), replayed.delayed_s if self.kept else replayed.replay_s, case
 
 
 def _check_by(by: Sequence[str]) -> None:
@@ -124,11 +219,10 @@ def _attrs(model: Model, ideal: str, pooled: bool) -> dict[str, Any]:
     }
 
 
-def _with_fix(out: xr.Dataset, case: Case, mask: Any, words: str, *, delays: bool) -> xr.Dataset:
-    before = case.delayed_s if delays else case.replay_s
-    fixed = case.without(mask, delays=delays)
-    gain, recorded = float(before.mean() - fixed.mean()), float(case.model.recorded_s.mean())
-    kept = "with the launch delays of the rest" if delays else "without launch delays"
+def _with_fix(out: xr.Dataset, asked: _Fixed, crossings: list[dict[str, list[Any]]], words: str) -> xr.Dataset:
+    fixed, before, case = asked.times(crossings)
+    gain, recorded = float(before.mean() - fixed.mean()), float(asked.model.recorded_s.mean())
+    kept = "with the launch delays of the rest" if asked.kept else "without launch delays"
     units = {"units": "s"}
     out = out.assign(
         fixed_s=("step", fixed, {**units, "long_name": f"length with {words} ideal and the rest as measured, {kept}"}),
@@ -141,7 +235,7 @@ def _with_fix(out: xr.Dataset, case: Case, mask: Any, words: str, *, delays: boo
         ),
     )
     over = ", stages too" if case.over_stages else ""
-    out.attrs.update(fix=words, fixed_ops=int(np.count_nonzero(mask)), fix_ideal=f"{case.ideal}{over}", fix_delays=kept)
+    out.attrs.update(fix=words, fix_ideal=f"{case.ideal}{over}", fix_delays=kept)
     return out
 
 
