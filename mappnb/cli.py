@@ -1,4 +1,4 @@
-"""The command ``mappnb``: demo, exec, import, export, info, check, report, doctor."""
+"""The command ``mappnb``: demo, exec, import, export, info, check, report, watch, doctor."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     report = command("report", _report, "Write a self-contained HTML report of a run.")
     report.add_argument("run_dir")
     report.add_argument("-o", "--output", help="HTML file (default: RUN_DIR/report.html)")
+    _watch_options(command("watch", _watch, "Follow a run: say who becomes slow, why, and when it is over."))
     demo = command("demo", _demo, "Train a small Megatron-core GPT on several processes, record it, attach and report.")
     _demo_options(demo)
     return parser
@@ -80,6 +81,26 @@ def _export_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--redact", action="store_true", help="write names of users' own spans and of hosts as numbers"
+    )
+
+
+def _watch_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run_dir")
+    command.add_argument("--json", action="store_true", help="one JSON object per line: steps, verdicts, the end")
+    command.add_argument("--once", action="store_true", help="judge what is there and exit")
+    command.add_argument(
+        "--interval", type=float, metavar="S", help="seconds between looks (default: as 1 %% of a core allows)"
+    )
+    command.add_argument("--until-step", type=int, metavar="N", help="exit when step N has ended")
+    command.add_argument("--timeout", type=float, metavar="S", help="exit after so many seconds")
+    command.add_argument("--wait", action="store_true", help="wait for the run directory to come into being")
+    command.add_argument(
+        "--stopped-after", type=float, metavar="S", default=60.0, help="seconds without a sign of life (default 60)"
+    )
+    command.add_argument("--no-details", action="store_true", help="never read events: no links, fewer causes")
+    command.epilog = (
+        "Exit status: 0 if nobody stands as slow at the end; 1 if somebody does, a rank failed, or the job stopped without an end; "
+        "2 for wrong usage."
     )
 
 
@@ -157,6 +178,15 @@ def _report(args: argparse.Namespace) -> int:
 
     print(write_report(args.run_dir, args.output))
     return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from mappnb.watch import watch
+
+    return watch(
+        args.run_dir, as_json=args.json, once=args.once, interval_s=args.interval, until_step=args.until_step,
+        timeout_s=args.timeout, wait=args.wait, stopped_after_s=args.stopped_after, details=not args.no_details,
+    )  # fmt: skip
 
 
 def _demo(args: argparse.Namespace) -> int:
