@@ -216,8 +216,8 @@ class Judge:
     def _raise(self, step: int, row: Standing) -> Change:
         span = row.last_step - row.first_step
         pause = span // 3 if span > STRIDE // 2 else 0  # some slow steps far apart: at least three
-        if row.key in self._over:
-            pause = max(pause, row.first_step - self._over[row.key])
+        since = row.first_step - self._over.get(row.key, -RECENT)
+        pause = max(pause, since if since <= STRIDE else 0)
         row = replace(row, raised_step=step, quiet_steps=min(max(CLEAR_AFTER, CLEAR_GAPS * pause), RECENT))
         row = row if row.in_detail else self._explained(row, step)
         self.standing[row.key] = row
