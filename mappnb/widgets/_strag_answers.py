@@ -13,7 +13,7 @@ from mappnb.palette import CATEGORY_COLOURS
 from mappnb.run import Run
 from mappnb.widgets import _strag_plots as plots
 from mappnb.widgets._strag_data import StragglerData, subject_ranks
-from mappnb.widgets._strag_evidence import Evidence, evidence
+from mappnb.widgets._strag_evidence import TELEMETRY, Evidence, evidence
 from mappnb.widgets._strag_grid import orders
 from mappnb.widgets._strag_levels import Picture, crumbs
 from mappnb.widgets._strag_where import AGAINST, CELLS, ROWS, Where
@@ -32,6 +32,8 @@ __all__ = [
 VERDICT_COLUMNS = ("subject", "verdict", "cause", "effect", "share of step", "steps", "evidence")
 MOST_VERDICTS = 200
 """Rows of the list that go to the browser; the rest is in ``view.verdicts``."""
+LEAST_SHARE = 0.05
+"""Height of a line of shares at least: what differs by less looks flat."""
 MOST_BARS = 16
 """Bars of a price: the largest; the rest is in ``view.prices``."""
 _GROUPING_WORDS = {"stage": "stage", "dp_rank": "dp rank", "rank": "rank", "host": "host", "op": "operation"}
@@ -68,10 +70,16 @@ def picture_told(data: StragglerData, drawn: Picture, *, theme: str, ground: str
         out["marks"] = plots.marks_told(theme)
     elif drawn.ops is not None:
         out["figure"] = plots.item(plots.bars_figure(drawn, theme, ground))
-        out["bars"] = [str(t) for t in drawn.ops.frame["label"]]
+        out["bars"] = [_bar_text(row) for row in drawn.ops.frame.to_dict("records")]
         here = set(drawn.ops.frame["category"])
         out["legend"] = [[c, *v] for c, v in CATEGORY_COLOURS.items() if str(c) in here]
     return out
+
+
+def _bar_text(row: Any) -> list[str]:
+    own = f"this rank {duration_text(row['own_s'] * 1e9)} in {int(row['count'])} spans"
+    peers = f"median of its peers {duration_text(row['peers_s'] * 1e9)}" if np.isfinite(row["peers_s"]) else "no peers"
+    return [str(row["label"]), own, peers]
 
 
 def subject_title(row: Any) -> str:
@@ -145,7 +153,9 @@ def evidence_told(
         said = f"{row['verdict']}{f': {cause}' if cause else ''}"
         out["verdict"] = {"kind": str(row["verdict"]), "text": said, "evidence": str(row["evidence"])}
     if found.lines:
-        out["lines"] = [_line(*line) for line in found.lines.values()]
+        out["lines"] = [
+            {**_line(*line), "least": 0.0 if TELEMETRY[name][1] else LEAST_SHARE} for name, line in found.lines.items()
+        ]
         out["span"] = None
         if steps is not None and ranks:
             span = data.window_s(first=steps[0], last=steps[1], rank=int(data.m.ranks[ranks[0]]))
@@ -205,7 +215,7 @@ def price_told(data: StragglerData, by: str, *, theme: str, ground: str) -> dict
     top = frame.head(MOST_BARS)
     error, slow = float(prices["replay_error"]), float(prices["slowdown"])
     hours = float(prices["wasted_gpu_hours"]) if "wasted_gpu_hours" in prices else float("nan")
-    said = f"Steps are {slow - 1:.1%} longer than with every operation ideal ({prices.attrs.get('ideal', 'median')})"
+    said = f"Steps are {slow - 1:.1%} longer than with every operation ideal ({str(prices.attrs.get('ideal', 'median')).split(': ')[-1]})"
     said += f", {hours:.3g} GPU-hours of what was recorded" if np.isfinite(hours) else ""
     said += f". Replay error {error:.2%}: nothing smaller is a finding."
     more = f" The {len(frame) - len(top)} smaller ones are left out." if len(frame) > len(top) else ""

@@ -93,11 +93,24 @@ def _ranks(data: StragglerData, where: Where) -> Picture:
     cut = bins(m.steps, len(rows))
     values = reduce(m.values(metric.key), rows, cut, where.cell)
     spans = tuple((int(m.steps[a]), int(m.steps[b - 1])) for a, b in cut)
-    into = tuple({"host": r.host} if by_host and r.host else {"rank": int(m.ranks[r.ranks[0]])} for r in rows)
+    into = tuple({"host": r.host} if by_host and r.host else {"rank": _worst(data, metric.key, r.ranks)} for r in rows)
     caption = _caption(metric.says, values, max((len(r.ranks) for r in rows), default=1), cut, where.cell)
+    missing = data.layout.world_size - len(m.ranks)
+    if missing > 0 and where.host is None:
+        caption += f" {missing} of the {data.layout.world_size} ranks of the layout left no events of a step."
     low, high = limits(values, metric.scale)
     grid = Grid(values, tuple(rows), spans)
     return Picture(where, grid, None, metric.scale, metric.label, caption, low, high, into, tuple(b for _, b in spans))
+
+
+def _worst(data: StragglerData, key: str, ranks: Sequence[int]) -> int:
+    """Return the rank of a row that a look inside is for: of several the one that usually has the largest value."""
+    if len(ranks) == 1:
+        return int(data.m.ranks[ranks[0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        usual = np.nanmedian(data.m.values(key)[:, list(ranks)], axis=0)
+    return int(data.m.ranks[ranks[int(np.argmax(np.nan_to_num(usual, nan=-np.inf)))]])
 
 
 def _by_host(data: StragglerData, where: Where) -> bool:

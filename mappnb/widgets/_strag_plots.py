@@ -123,7 +123,7 @@ def heat_figure(drawn: Picture, theme: str, ground: str = "") -> Any:
     glyph = models.Image(image="image", x=0, y=0, dw=cols, dh=rows, color_mapper=mapper)
     _add(plot, glyph, name="cells", image=[image])
     _axes(plot, drawn, look, height)
-    _overlays(plot, max(5, min(9, int(height))))
+    _overlays(plot, 9 if height >= 9 else 8)
     plot.add_layout(_colour_bar(models, mapper, drawn, look), "right")
     return plot
 
@@ -243,17 +243,11 @@ def bars_figure(drawn: Picture, theme: str, ground: str = "") -> Any:
         "colour": colours, "label": list(frame["label"]), "count": frame["count"].to_numpy(),
     }  # fmt: skip
     source = models.ColumnDataSource(name="ops", data=data)
-    own = figure.hbar(y="y", right="own", height=0.42, fill_color="colour", line_color=None, source=source)
+    figure.hbar(y="y", right="own", height=0.42, fill_color="colour", line_color=None, source=source)
     figure.hbar(y="low", right="peers", height=0.2, fill_color=look["muted"], line_color=None, source=source)
     corners = {k: k for k in ("left", "right", "bottom", "top")}
     box = models.Quad(**corners, fill_color=None, line_color="colour", line_width="width")
     _add(figure, box, name="boxes", **{k: [] for k in (*corners, "colour", "width")})
-    tips = [
-        ("", "@label"),
-        ("this rank", f"@own{{0.000}} {unit}, @count spans"),
-        ("peers, median", f"@peers{{0.000}} {unit}"),
-    ]
-    figure.add_tools(models.HoverTool(renderers=[own], tooltips=tips))
     return figure
 
 

@@ -291,7 +291,7 @@ class Stragglers(View):
     def on_ready(self, content: dict[str, Any]) -> None:
         """Answer the browser: the probe, then what there is."""
         super().on_ready(content)
-        self.send_answer(Answer(self._state()))
+        self.send_answer(Answer({**self._state(), "seq": content.get("seq")}))
 
     def _look(self, content: Mapping[str, Any]) -> dict[str, str]:
         theme = "dark" if content.get("theme") == "dark" else "light"

@@ -25,7 +25,16 @@ class FigureBox {
       return false;
     }
     this.views = made;
+    this.unfocus(inner);
     return true;
+  }
+
+  /** Bokeh takes the focus for keys that it has no tools for: it stays with the box. */
+  unfocus(node) {
+    for (const child of node.querySelectorAll("*")) {
+      if (child.tabIndex >= 0 && child.hasAttribute("tabindex")) child.removeAttribute("tabindex");
+      if (child.shadowRoot) this.unfocus(child.shadowRoot);
+    }
   }
 
   get view() {
@@ -114,7 +123,7 @@ class HeatBox extends FigureBox {
 
   hover(event) {
     const cell = this.cellAt(event);
-    if (!cell || this.told.bars) return this.leave();
+    if (!cell) return this.leave();
     this.move(cell, true);
     const box = this.node.getBoundingClientRect();
     const left = event.clientX - box.left;
@@ -141,7 +150,7 @@ class HeatBox extends FigureBox {
   }
 
   text([row, col]) {
-    if (this.told.bars) return [this.told.bars[row]];
+    if (this.told.bars) return this.told.bars[row];
     const { title } = this.told.rows[row];
     if (col < 0) return [title];
     return [title, `${this.stepText(col)} · ${valueText(this.value(row, col), this.told.scale)}`];
@@ -157,8 +166,9 @@ class HeatBox extends FigureBox {
     this.boxes[name] = boxes;
     const source = this.find("boxes");
     if (!source || !this.told) return;
-    const { accent, muted } = themeColours(this.node.closest(".mappnb-root"));
-    const all = [...this.boxes.picked.map((b) => [b, accent, 2]), ...this.boxes.cursor.map((b) => [b, muted, 1])];
+    const { background, text, muted } = themeColours(this.node.closest(".mappnb-root"));
+    const { picked, cursor } = this.boxes;
+    const all = [...picked.map((b) => [b, background, 4]), ...picked.map((b) => [b, text, 2]), ...cursor.map((b) => [b, muted, 1])];
     const wide = this.told.bars ? this.view.frame.x_range.end : 1;
     source.data = {
       left: all.map(([b]) => b[2] * wide),
@@ -217,6 +227,7 @@ class HeatBox extends FigureBox {
 
   click(event) {
     const cell = this.cellAt(event);
+    this.node.focus({ preventScroll: true });
     if (cell) this.on.choose(...cell);
   }
 
@@ -243,7 +254,7 @@ class HeatBox extends FigureBox {
 const SVG = "http://www.w3.org/2000/svg";
 
 /** A small line chart: one line over another, a part of it shaded. */
-function sparkline({ t, own, others }, span, label) {
+function sparkline({ t, own, others, least }, span, label) {
   const [wide, high] = [76, 24];
   const svg = document.createElementNS(SVG, "svg");
   const draw = (tag, attributes) => {
@@ -254,7 +265,7 @@ function sparkline({ t, own, others }, span, label) {
   for (const [name, value] of Object.entries({ width: wide, height: high, viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": label })) svg.setAttribute(name, value);
   const values = [...own, ...others].filter((v) => v !== null);
   const [low, top] = [Math.min(...values), Math.max(...values)];
-  const room = Math.max(top - low, 0.02 * Math.abs(top), 1e-9); // what differs by less than 2 % looks flat
+  const room = Math.max(top - low, 0.1 * Math.abs(top), least || 0, 1e-9); // what differs by a few percent looks flat
   const x = (v) => ((v - t[0]) / Math.max(t[t.length - 1] - t[0], 1e-9)) * wide;
   const y = (v) => high - 2 - ((v - (low + top - room) / 2) / room) * (high - 4);
   if (span) draw("rect", { x: Math.max(0, x(span[0])), y: 0, width: Math.max(1, Math.min(wide, x(span[1])) - Math.max(0, x(span[0]))), height: high, class: "mappnb-strag-span" });
