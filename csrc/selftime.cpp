@@ -184,9 +184,9 @@ void SelfTime::order_rows() {
   }
 }
 
-inline void SelfTime::emit(const Row& row, int64_t left, int64_t right, int32_t column, bool alone, bool timed) {
+inline void SelfTime::emit(const Row& row, int64_t left, int64_t right, int32_t column, bool alone) {
   if (right <= left) return;
-  const int8_t kind = timed && row.on_host && row.kind <= kOptimizer ? int8_t(kHost) : row.kind;
+  const int8_t kind = only_issues(row) ? int8_t(kHost) : row.kind;
   if (kind == kHost) return;
   ColumnCells& c = columns[column];
   if (kind < kHost) {
@@ -204,7 +204,7 @@ inline void SelfTime::emit(const Row& row, int64_t left, int64_t right, int32_t 
     pieces_.push_back({left, right, column, row.step, row.entry, 1});
 }
 
-void SelfTime::sweep(const Lane& lane, int32_t column, bool alone, bool timed) {
+void SelfTime::sweep(const Lane& lane, int32_t column, bool alone) {
   struct Open {
     const Row* row;
     int64_t end;
@@ -212,7 +212,7 @@ void SelfTime::sweep(const Lane& lane, int32_t column, bool alone, bool timed) {
   std::vector<Open> stack;
   int64_t now = 0;
   const auto close = [&](int64_t at) {
-    emit(*stack.back().row, now, at, column, alone, timed);
+    emit(*stack.back().row, now, at, column, alone);
     now = std::max(now, at);
     stack.pop_back();
   };
@@ -222,7 +222,7 @@ void SelfTime::sweep(const Lane& lane, int32_t column, bool alone, bool timed) {
     while (!stack.empty() && stack.back().end <= row.start) close(stack.back().end);
     while (!stack.empty() && stack.back().end < row.end)
       close(row.start);  // not nested: the later one is the inner one
-    if (!stack.empty()) emit(*stack.back().row, now, row.start, column, alone, timed);
+    if (!stack.empty()) emit(*stack.back().row, now, row.start, column, alone);
     now = row.start;
     stack.push_back({&row, row.end});
   }
@@ -232,8 +232,9 @@ void SelfTime::sweep(const Lane& lane, int32_t column, bool alone, bool timed) {
 void SelfTime::end_rank(int64_t which) {
   const int32_t column = int32_t(which);
   ColumnCells& mine = columns[column];
-  bool timed = false;
-  for (const Row& row : rows_) timed |= row.kind < kComputeKinds && !row.on_host;
+  timed_.assign(steps.size(), 0);
+  for (const Row& row : rows_)
+    if (row.kind < kComputeKinds && !row.on_host) timed_[row.step] = 1;
   mine.parts = parts.size();
   mine.of.assign(steps.size(), PerCell());
   mine.shares.assign(steps.size() * parts.size(), Share());
@@ -243,14 +244,14 @@ void SelfTime::end_rank(int64_t which) {
     c.last = std::max(c.last, row.end);
     if (row.entry >= 0)
       entries[row.entry].column = column;
-    else if (!(timed && row.on_host && row.kind <= kOptimizer))
+    else if (!only_issues(row))
       mine.shares[size_t(row.step) * parts.size() + size_t(row.part)].count++;
   }
   order_rows();
   for (size_t l = 0; l < lanes_.size(); l++) {
     const bool alone = (l == 0 || lanes_[l - 1].step != lanes_[l].step) &&
                        (l + 1 == lanes_.size() || lanes_[l + 1].step != lanes_[l].step);
-    sweep(lanes_[l], column, alone, timed);
+    sweep(lanes_[l], column, alone);
   }
   rows_.clear();
   lanes_.clear();

@@ -126,8 +126,10 @@ class SelfTime {
   int32_t lane_of(int32_t step, int32_t thread, int32_t stream);
   int32_t add_entry(const EventRows& rows, size_t i, const Row& row, int32_t op, int32_t rank, bool aside);
   void order_rows();
-  void sweep(const Lane& lane, int32_t column, bool alone, bool timed);
-  void emit(const Row& row, int64_t left, int64_t right, int32_t column, bool alone, bool timed);
+  void sweep(const Lane& lane, int32_t column, bool alone);
+  void emit(const Row& row, int64_t left, int64_t right, int32_t column, bool alone);
+  // Host spans of steps in which the rank computes on a device lane only issued that work.
+  bool only_issues(const Row& row) const { return row.on_host && row.kind <= kOptimizer && timed_[row.step]; }
   bool in_order();
   int64_t find(const Entry& e) const;
   void find_calls();
@@ -161,7 +163,8 @@ class SelfTime {
   bool calls_known_ = false;
   int32_t met_lane_ = -1;
   std::vector<uint32_t> order_;
-  bool ordered_ = false;  // rows are in order as they came
+  std::vector<char> timed_;  // by step: the rank computes on a device lane
+  bool ordered_ = false;     // rows are in order as they came
   std::vector<Piece> pieces_;
 };
 

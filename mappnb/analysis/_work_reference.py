@@ -9,9 +9,8 @@ import pandas as pd
 import xarray as xr
 
 from mappnb.analysis._identity import transfer_keys
-from mappnb.analysis._input import issue_only
 from mappnb.analysis._work_cells import Columns, cells_of
-from mappnb.analysis._work_parts import COMPUTE_KINDS, HOST, WAIT, kinds_of
+from mappnb.analysis._work_parts import COMPUTE_KINDS, HOST, KINDS, WAIT, kinds_of
 from mappnb.analysis._work_table import Table
 from mappnb.analysis.matching import Calls, calls_of
 from mappnb.terms import Category, Flag
@@ -63,7 +62,7 @@ def _table(events: xr.Dataset) -> Table:
         kind=kind,
         part=part,
         aside=(kind > HOST) & (kind < WAIT) & ((events.flags.values & Flag.ASYNC) != 0),
-        issue=issue_only(events),
+        issue=_issues(kind, events.stream.values, cell),
         call=_calls(events, calls),
     )
     cells = cells_of(columns, num_cells=len(steps) * len(ranks), num_parts=len(part_kind))
@@ -126,3 +125,9 @@ def _calls(events: xr.Dataset, calls: Calls) -> Array:
     of_key[same[: len(index)]] = call
     out[waits] = of_key[same[len(index) :]]
     return out
+
+
+def _issues(kind: Array, stream: Array, cell: Array) -> Array:
+    """Return which host spans only issued work: compute and optimizer where the rank computes on a device lane in that step."""
+    on_device = np.unique(cell[(kind < len(COMPUTE_KINDS)) & (stream >= 0)])
+    return np.asarray((kind <= KINDS.index("optimizer")) & (stream < 0) & np.isin(cell, on_device))

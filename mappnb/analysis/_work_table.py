@@ -49,11 +49,27 @@ class Table:
 
 def join(tables: Sequence[Table]) -> Table:
     """Return tables of different steps as one, by step; of tables with the same step the last one counts."""
-    ranks = np.unique(np.concatenate([t.ranks[t.present.any(0)] for t in tables]))
-    parts = sorted({(HOST, -1), *(p for t in tables for p in t.parts)})
-    every = np.concatenate([t.steps for t in tables])
-    seen = np.concatenate([t.present.any(1) for t in tables])
-    steps = np.unique(every[seen])
+    present = [t.present for t in tables]
+    every = np.concatenate([t.steps[p.any(1)] for t, p in zip(tables, present, strict=True)])
+    number = np.repeat(np.arange(len(tables)), [int(p.any(1).sum()) for p in present])
+    steps, row = np.unique(every, return_inverse=True)
+    newest = np.full(len(steps), -1)
+    np.maximum.at(newest, row, number)
+    ranks, parts = set(), {(HOST, -1)}
+    kept = []
+    for i, (t, p) in enumerate(zip(tables, present, strict=True)):
+        own = np.flatnonzero(p.any(1))
+        own = own[newest[np.searchsorted(steps, t.steps[own])] == i]
+        kept.append(own)
+        ranks |= set(t.ranks[p[own].any(0)].tolist())
+        parts |= {t.parts[k] for k in np.flatnonzero(t.count[own].any((0, 1)))}
+    return _joined(tables, kept, steps, np.array(sorted(ranks), np.int64), sorted(parts))
+
+
+def _joined(
+    tables: Sequence[Table], kept: list[Array], steps: Array, ranks: Array, parts: list[tuple[int, int]]
+) -> Table:
+    """Return the rows ``kept`` of each table as one table."""
     shape = (len(steps), len(ranks))
     out = Table(
         steps,
@@ -63,8 +79,8 @@ def join(tables: Sequence[Table]) -> Table:
         np.zeros((*shape, len(parts)), np.int32),
         _none(shape),
     )
-    for table in tables:
-        _put(out, table)
+    for table, own in zip(tables, kept, strict=True):
+        _put(out, table, own)
     return out
 
 
@@ -74,16 +90,16 @@ def _none(shape: tuple[int, int]) -> Array:
     return cells
 
 
-def _put(out: Table, table: Table) -> None:
-    """Write the rows of a table into one that has its steps, ranks and parts."""
-    own = np.flatnonzero(table.present.any(1))
+def _put(out: Table, table: Table, own: Array) -> None:
+    """Write rows of a table into one that has their steps, ranks and parts."""
     row = np.searchsorted(out.steps, table.steps[own])
     col = np.searchsorted(out.ranks, table.ranks)
     held = (col < len(out.ranks)) & (out.ranks[np.minimum(col, len(out.ranks) - 1)] == table.ranks)
     col, mine = col[held], np.flatnonzero(held)
-    out.self_ns[row], out.count[row], out.cells[:, row] = 0, 0, _none((len(row), len(out.ranks)))
     at, of = (row[:, None], col), (own[:, None], mine)
     for i, part in enumerate(table.parts):
+        if part not in out.parts:
+            continue
         k = out.parts.index(part)
         out.self_ns[at[0], at[1], k] = table.self_ns[of[0], of[1], i]
         out.count[at[0], at[1], k] = table.count[of[0], of[1], i]

@@ -8,12 +8,13 @@ import xarray as xr
 
 from mappnb.analysis._input import events_of
 from mappnb.analysis._work_feed import dataset_tables, run_tables
+from mappnb.analysis._work_live import WorkTable
 from mappnb.analysis._work_table import as_dataset, join
 from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.tables import step_range
 
-__all__ = ["work"]
+__all__ = ["WorkTable", "work"]
 
 
 def work(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.Dataset:
@@ -46,8 +47,8 @@ def work(run: Run | xr.Dataset, *, step: int | slice | None = None) -> xr.Datase
     At each instant the innermost span of a thread says what the thread does. Kinds of parts: compute by its phase (``compute``
     where it has none), by stage; optimizer, data, checkpoint, evaluation, gc (garbage collections of Python); ``host``: all else from
     the first start to the last end of the rank in the step, holes included. For a rank with one lane, the parts, ``wait_s`` and
-    ``transfer_s`` sum to that extent. Where ranks compute on device lanes, those count and the host spans that issued the work do
-    not; waits and transfers that another lane of the rank computes beside are not waits.
+    ``transfer_s`` sum to that extent. In steps in which a rank computes on device lanes, those count and the host spans that issued the
+    work do not; waits and transfers that another lane of the rank computes beside are not waits.
 
     A transfer in flight beside the program (``Flag.ASYNC``) blocks nobody; the event that waits for it does. Calls are matched by
     identity, never by time (:func:`mappnb.analysis.match`). Steps that were repeated after a restart count once, as run last. The
