@@ -14,6 +14,7 @@ from mappnb.analysis.idle import idle_blocks
 from mappnb.analysis.links import link_suspects, links
 from mappnb.analysis.match_report import match_report
 from mappnb.analysis.matching import match
+from mappnb.analysis.skew import length_model, length_signature, skew_cures
 from mappnb.analysis.stepstats import op_statistics, step_statistics
 from mappnb.analysis.stragglers import find_stragglers
 from mappnb.analysis.whatif import attribute, price_fixes, what_if
@@ -38,6 +39,8 @@ __all__ = [
     "hta_breakdown",
     "idle_blocks",
     "last_arrivals",
+    "length_model",
+    "length_signature",
     "link_suspects",
     "links",
     "match",
@@ -45,6 +48,7 @@ __all__ = [
     "op_statistics",
     "ping_pong",
     "price_fixes",
+    "skew_cures",
     "step_statistics",
     "what_if",
     "work",

@@ -38,9 +38,11 @@ def attributed(case: Case, by: str, method: str, hosts: Mapping[int, str]) -> xr
     groups, place = groups_by(case.model, by, hosts)
     if not groups:
         raise MappnbError(f"attribute: the run has no {by}; group by one of stage, dp_rank, rank, op")
-    if (place < 0).any():
+    matters = (case.model.measured_s != 0) | (case.ideal_op_s != 0)
+    if ((place < 0) & matters).any():
         place = np.where(place < 0, len(groups), place)
         groups = [*groups, "other" if isinstance(groups[0], str) else -1]
+    place = np.maximum(place, 0)  # what takes no time may be anywhere
     count = len(groups)
     if method == "add_one_in":
         times = np.stack([case.put_back(place == i) - case.ideal_s for i in range(count)], 1)

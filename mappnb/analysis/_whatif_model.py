@@ -80,6 +80,8 @@ class Model:
         Layer that it is compared within, where stages are not compared.
     occasional : bool array, dims (op,), optional
         Operations that ideally do not happen.
+    microbatch, phase : array, dims (op,), optional
+        Of compute; -1 and ``""`` of other operations.
     around_s : array, dims (step,), optional
         Time before the first and after the last operation, s: it counts as launch delay.
     num_gpus : int
@@ -112,6 +114,8 @@ class Model:
     place: Array | None = None
     layer: Array | None = None
     occasional: Mask | None = None
+    microbatch: Array | None = None
+    phase: Array | None = None
     around_s: Floats | None = None
     attrs: dict[str, Any] = field(default_factory=dict)
 

@@ -60,6 +60,7 @@ def model_of_events(events: xr.Dataset, *, hosts: Mapping[int, str], attrs: dict
     rank = np.where(kind == JOIN, -1, events["rank"].values[event])
     sender, receiver = (side[event] for side in _links(events))
     stage = np.where(kind == JOIN, -1, kinds.stage[event])
+    computes = (kind == WORK) & (events.category.values == Category.COMPUTE)[event]
     return Model(
         source="recorded", graph=joined.graph, steps=steps, step=joined.step, recorded_s=joined.recorded_s,
         final=np.ones(len(event), bool), rank=rank,
@@ -69,7 +70,9 @@ def model_of_events(events: xr.Dataset, *, hosts: Mapping[int, str], attrs: dict
         place=np.where(np.isin(kind, (WIRE, LEAVE, BESIDE)), -1, stage), layer=kinds.layer[event],
         occasional=kinds.occasional[event] & (kind == WORK),
         by_mean=kind == WORK, single=np.zeros(len(event), bool), num_gpus=int(layout.world_size), unit=_pieces(event, kind),
-        around_s=joined.around_s, attrs=attrs | {"model": "recorded identities: program order, calls, messages, launches"},
+        microbatch=np.where(computes, events.microbatch.values[event], -1),
+        phase=np.where(computes, events.phase.values[event], ""), around_s=joined.around_s,
+        attrs=attrs | {"model": "recorded identities: program order, calls, messages, launches"},
     )  # fmt: skip
 
 

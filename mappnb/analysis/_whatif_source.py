@@ -17,7 +17,7 @@ from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.terms import Flag
 
-__all__ = ["hosts_of", "model_of"]
+__all__ = ["Steps", "hosts_of", "model_of", "steps_of"]
 
 Array = np.ndarray[Any, Any]
 MOST_EVENTS: Final = 300_000
@@ -41,6 +41,17 @@ def model_of(run: Run | xr.Dataset, step: Steps | None) -> Model:
     events, attrs = _recorded(run, step)
     events, more = _whole_steps(events)
     return model_of_events(events, hosts=hosts_of(run), attrs=attrs | more)
+
+
+def steps_of(run: Run | xr.Dataset, step: Steps | None) -> xr.Dataset:
+    """Return the events of the steps asked for, whole steps only; by default as many as are quickly gone through.
+
+    Raises
+    ------
+    MappnbError
+        As :func:`model_of`.
+    """
+    return _whole_steps(_recorded(run, step)[0])[0]
 
 
 def _recorded(run: Run | xr.Dataset, step: Steps | None) -> tuple[xr.Dataset, dict[str, Any]]:

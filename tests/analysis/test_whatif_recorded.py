@@ -175,7 +175,7 @@ def test_attributed_by_three_methods(tmp_path):
     ).all()
     subset = found["add_one_in"]
     np.testing.assert_allclose(subset.attributed_step_s.mean("step"), subset.attributed_s)
-    with pytest.raises(MappnbError, match="12 groups by rank need 2\\*\\*12 replays.*at most 8.*by='stage'"):
+    with pytest.raises(MappnbError, match=r"12 groups by rank need 2\*\*12 replays.*at most 8.*by='stage'"):
         analysis.attribute(run, by="rank", method="shapley")
     with pytest.raises(MappnbError, match="did you mean 'shapley'"):
         analysis.attribute(run, method="shaply")
