@@ -74,7 +74,7 @@ class VerdictList {
       make("thead", {}, [make("tr", {}, told.columns.map((c) => make("th", { scope: "col", text: c })))]),
       make("tbody", {}, told.rows.map((row) => this.row(row))),
     ]);
-    const scroll = make("div", { class: "mappnb-scroll mappnb-strag-scroll", tabindex: "0", role: "region", "aria-label": "Verdicts" }, [table]);
+    const scroll = make("div", { class: "mappnb-scroll mappnb-strag-scroll", tabindex: "0", role: "region", "aria-label": "Verdicts, table" }, [table]);
     this.node.replaceChildren(head, scroll, end, ...notes);
   }
 
