@@ -253,8 +253,8 @@ def _spread(shown: Array, level: Array, others: Array, middle: Array) -> Array:
     return apart[(shown <= middle) & np.isfinite(apart)]
 
 
-def own_baseline(seconds: Array, alone: Array) -> Array:
-    """Return the usual level of each rank that has no peer, moved with what all such ranks did together.
+def own_baseline(seconds: Array, alone: Array, *, relative: bool = True) -> Array:
+    """Return the usual level of each rank that has no peer.
 
     Parameters
     ----------
@@ -262,6 +262,8 @@ def own_baseline(seconds: Array, alone: Array) -> Array:
         s; NaN where absent.
     alone : bool array, shape (rank,)
         Ranks to look at; NaN for the others.
+    relative : bool
+        Move it with what all such ranks did together in the step.
     """
     base = np.full(seconds.shape, np.nan)
     mine = np.flatnonzero(alone & np.isfinite(seconds).any(0))
@@ -269,10 +271,10 @@ def own_baseline(seconds: Array, alone: Array) -> Array:
         return base
     usual = _usual(seconds[:, mine])
     together = np.ones(len(seconds))
-    if len(mine) > 1:
+    if relative and len(mine) > 1:
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = seconds[:, mine] / usual
-        together = np.fmin(np.nanquantile(apart, QUARTILE, axis=1), np.nanmedian(apart, axis=1))
+        together = np.nanquantile(apart, 0.5, axis=1, method="lower")  # of two, the faster
     base[:, mine] = usual * together[:, None]
     return base
 

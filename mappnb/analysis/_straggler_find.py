@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from mappnb.analysis._straggler_base import KINDS, Levels, Table, baseline, own_baseline
-from mappnb.analysis._straggler_tests import LOOKED_AT, Spell, median_steps, noise_of, rejected, spells
+from mappnb.analysis._straggler_tests import Spell, median_steps, noise_of, rejected, spells
 
 __all__ = ["Excess", "Finding", "Settings", "excess_of", "find_hosts", "find_ranks", "find_stages"]
 
@@ -108,8 +108,9 @@ def excess_of(table: Table, work: dict[str, Array], hidden: Array | None = None,
     total = table.seconds.get("compute")
     if total is None:
         total = np.where(table.present, sum(np.nan_to_num(s) for s in table.seconds.values()), np.nan)
-    level, peers = baseline(total, table.role, hidden, known=known, kind="compute")
-    peers = median_steps(peers[:: max(len(peers) // LOOKED_AT, 1)].astype(float))
+    level, _ = baseline(total, table.role, hidden, known=known, kind="compute")
+    there = np.isfinite(total).any(0)
+    peers = np.bincount(table.role[there], minlength=int(table.role.max(initial=0)) + 1)[table.role] - there
     alone = peers < 1
     if alone.any():
         level = np.where(alone, own_baseline(total, alone), level)
@@ -119,17 +120,17 @@ def excess_of(table: Table, work: dict[str, Array], hidden: Array | None = None,
             out[kind] = seconds - level
             continue
         base, _ = baseline(seconds, table.role, hidden, relative=False, known=known, kind=kind)
-        out[kind] = seconds - (np.where(alone, own_baseline(seconds, alone), base) if alone.any() else base)
-    imposed = (
-        work["imposed_s"]
-        - baseline(work["imposed_s"], table.role, hidden, relative=False, known=known, kind="imposed")[0]
-    )
+        if alone.any():
+            base = np.where(alone, own_baseline(seconds, alone, relative=False), base)
+        out[kind] = seconds - base
+    imposed = work["imposed_s"]
+    imposed = imposed - baseline(imposed, table.role, hidden, relative=False, known=known, kind="imposed")[0]
     blocked = np.where(table.present, work["wait_s"] + work["transfer_s"], np.nan)
     less = baseline(blocked, table.role, hidden, relative=False, quantile=0.5, known=known, kind="blocked")[0] - blocked
     has_calls = (work["calls"] > 0).any(0)
     if "host" in out:
         out["host"] = _held_up(out["host"], table, imposed, has_calls)
-    return Excess(table, out, level, np.where(alone, 0, peers), imposed, less, has_calls)
+    return Excess(table, out, level, peers, imposed, less, has_calls)
 
 
 def _held_up(holes: Array, table: Table, imposed: Array, has_calls: Array) -> Array:
@@ -215,6 +216,9 @@ def _finding(excess: Excess, rank: int, kinds: dict[str, Spell]) -> Finding:
     if out.peers and excess.has_calls[rank] and np.fmax(out.imposed_s, less) < SUPPORT * out.effect_s:
         out.verdict = "undecided"
         out.evidence.append("but the others do not wait for it")
+    if not out.peers and active[0] == 0:
+        out.verdict = "undecided"
+        out.evidence.append("from the first step on, and it has no peer: it may be the later steps that are unusual")
     return out
 
 
@@ -288,7 +292,7 @@ def find_stages(ranks: Iterable[Finding], settings: Settings, table: Table) -> l
         mine = table.stages[stages[c]][0].tolist()
         f = Finding("stage", str(stages[c]), mine, "culprit", "stage_imbalance", effect, 1 + spell.level, spell.z)
         f.kinds, f.peers, f.active = {"compute": effect}, len(stages) - 1, spell.active
-        out.append(_renamed(f, table) if spell.first > 0 else f)
+        out.append(_renamed(f, table))
     return out
 
 
@@ -305,9 +309,16 @@ def _stage_level(columns: Array, seconds: Array, ranks: Iterable[Finding]) -> Ar
 
 def _renamed(stage: Finding, table: Table) -> Finding:
     """Return a stage that became slow within the run under the name of its only rank, or of the host that it fills."""
+    began = stage.active[0] > 0
     if len(stage.ranks) == 1:
-        return replace(stage, subject_kind="rank", subject=str(int(table.rank[stage.ranks[0]])), cause="", peers=0)
+        if began:
+            return replace(stage, subject_kind="rank", subject=str(int(table.rank[stage.ranks[0]])), cause="", peers=0)
+        stage.evidence.append("it has one rank: a rank that was slow from the first step would look the same")
+        return stage
     hosts = set(table.host[stage.ranks].astype(str).tolist())
     if len(hosts) == 1 and "" not in hosts and len(set(table.host.astype(str).tolist())) > 1:
-        return replace(stage, subject_kind="host", subject=hosts.pop(), cause="", peers=0)
+        name = hosts.pop()
+        if began:
+            return replace(stage, subject_kind="host", subject=name, cause="", peers=0)
+        stage.evidence.append(f"all of them on {name}: a host that was slow from the first step would look the same")
     return stage

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mappnb.analysis._straggler_base import baseline
+from mappnb.analysis._straggler_base import Table, baseline
 from mappnb.analysis._straggler_find import Excess, Finding, Settings
 from mappnb.analysis._straggler_source import Source, longest_stretch
 from mappnb.analysis._straggler_tests import Spell, noise_of, rejected, spells
@@ -131,17 +131,26 @@ def _finding(
         return None
     cost = {c: float(np.nanmedian(more[slow[c].active, c])) for c in hit}
     worst = max(cost, key=lambda c: cost[c])
+    effect = _of_card(slow, more, spell, excess.table) if kind in ("nic", "host") else cost[worst]
     kinds = {"nic": "host", "host": "host", "rank": "rank", "link": "link"}
     verdict = "culprit" if row["verdict"] == "suspect" else "undecided"
-    f = Finding(
-        kinds[kind], name, ranks, verdict, "link", cost[worst], float(row["ratio"]), slow[worst].z, slow[worst].active
-    )
-    f.kinds = {"transfer": cost[worst]}
+    f = Finding(kinds[kind], name, ranks, verdict, "link", max(effect, cost[worst]), float(row["ratio"]), slow[worst].z)
+    f.kinds, f.active = {"transfer": cost[worst]}, slow[worst].active
     f.evidence = [
         str(row["evidence"]),
         f"{cost[worst]:.3g} s/step more in transfers of rank {int(excess.table.rank[worst])}",
     ]
     return f
+
+
+def _of_card(slow: Mapping[int, Spell], more: Array, spell: Spell, table: Table) -> float:
+    """Return what a card costs, s: a microbatch passes it at each stage on either side, so that the excesses of stages add up."""
+    cost: dict[int, float] = {}
+    for c, s in slow.items():
+        if _same_steps(s, spell):
+            role = int(table.role[c])
+            cost[role] = max(cost.get(role, 0.0), float(np.nanmedian(more[s.active, c])))
+    return sum(cost.values())
 
 
 def _touched(kind: str, name: str, hosts: Mapping[int, str], rank: Array) -> tuple[list[int], list[int]]:

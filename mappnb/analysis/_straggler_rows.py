@@ -82,7 +82,7 @@ def sentence(f: Finding, table: Table) -> str:
     if f.verdict == "victim" or "transfer" in f.kinds:
         return "; ".join(f.evidence)
     if f.subject_kind in ("rank", "host") and len(f.active):
-        whose = _count(f.peers, "its {} peer's", "its {} peers'") if f.peers else "its own usual one"
+        whose = _count(f.peers, "its peer's", "its {} peers'") if f.peers else "its own usual one"
         parts.append(
             f"self time {f.ratio:.2f} times {whose} in {len(f.active)} of {len(table.step)} steps (z {f.z:.0f})"
         )

@@ -105,7 +105,7 @@ def _hint(excess: Excess, work: xr.Dataset) -> bool:
         return False
     forward = work["part_kind"].values == "forward"
     spans = work["count"].values[:, :, forward].max(initial=1)
-    wide = np.nanmedian(np.nanstd(series, axis=0))
+    wide = np.median(_std(series, 0)[np.isfinite(series).any(0)])
     return bool(max(noise_of(series, excess.table.role).step, wide) >= HINT * VARIATION / np.sqrt(spans))
 
 
@@ -121,7 +121,16 @@ def _varying(excess: Excess) -> Array:
 
 def _spread(excess: Excess) -> Array:
     """Return the standard deviation over ranks of the relative excess of each step."""
-    return np.asarray(np.nan_to_num(np.nanstd(relative(excess, "compute"), axis=1)))
+    return _std(relative(excess, "compute"), 1)
+
+
+def _std(values: Array, axis: int) -> Array:
+    """Return the standard deviation along an axis, NaN left out; 0 where nothing is left."""
+    there = np.isfinite(values)
+    n = np.maximum(there.sum(axis, keepdims=True), 1)
+    values = np.where(there, values, 0.0)
+    apart = np.where(there, values - values.sum(axis, keepdims=True) / n, 0.0)
+    return np.asarray(np.sqrt((apart**2).sum(axis) / n.squeeze(axis)))
 
 
 def _sample(excess: Excess, layout: Layout) -> list[int]:
@@ -139,12 +148,14 @@ def _job(excess: Excess, found: pd.DataFrame, number: int, settings: Settings) -
     for role in np.unique(table.role).tolist():
         mine = np.flatnonzero((table.role == role) & np.isfinite(compute).any(0))
         if len(mine) > 1:
-            cost = np.maximum(cost, np.nanmax(compute[:, mine], axis=1) - np.nanmean(compute[:, mine], axis=1))
+            there = np.isfinite(compute[:, mine])
+            seconds = np.where(there, compute[:, mine], 0.0)
+            cost = np.maximum(cost, seconds.max(1) - seconds.sum(1) / np.maximum(there.sum(1), 1))
     active = np.flatnonzero(cost >= np.median(cost) / 2)
     effect = float(np.median(cost[active])) if len(active) else 0.0
     if effect < settings.least_fraction * float(np.median(table.step_s)):
         return []
-    longest = np.nanargmax(np.where(np.isfinite(compute).any(1, keepdims=True), np.nan_to_num(compute), 0), axis=1)
+    longest = np.nan_to_num(compute).argmax(1)
     places = len(np.unique(longest[active]))
     if places < 2 and len(active) >= LEAST_PAIRS:
         return []

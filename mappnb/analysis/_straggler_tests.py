@@ -139,7 +139,9 @@ def _step_sigma(excess: Array) -> float:
     jump = jump[:: max(len(jump) // LOOKED_AT, 1), :: max(jump.shape[1] // LOOKED_AT, 1)]
     if not np.isfinite(jump).any():
         return 0.0
-    each = median_steps(jump) * 1.4826 / math.sqrt(2)
+    ordered = np.sort(jump, axis=0)  # NaN last
+    place = ((np.isfinite(ordered).sum(0) - 1) * SPREAD_QUANTILE).astype(np.int64)
+    each = np.take_along_axis(ordered, np.maximum(place, 0)[None], 0)[0] * SPREAD_FACTOR / math.sqrt(2)
     return float(np.median(each[np.isfinite(each)]))
 
 
@@ -219,7 +221,9 @@ def _lasting(series: Array, a: int, b: int, noise: Noise, least: float) -> Spell
     if number < LEAST_SPELL or level < least:
         return None
     z = float(noise.z(level, number))
-    windows = max(np.isfinite(series).sum() / number, 1.0)
+    windows = (
+        max(np.isfinite(series).sum() / number, 1.0) ** 2
+    )  # places times lengths that the search could have ended in
     active = a + np.flatnonzero(inside > level / 2)
     return Spell(
         a, b, active, float(np.median(inside[np.isfinite(inside)])), z, min(1.0, tail(z, noise.df) * windows), True

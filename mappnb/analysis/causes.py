@@ -41,7 +41,7 @@ _WORDS = {
 
 
 def phase_ratios(work: xr.Dataset, excess: Excess, finding: Finding) -> dict[str, float]:
-    """Return by phase what a finding's ranks take over what their peers take, in its steps.
+    """Return by phase what a finding's ranks take over what their peers take, or they themselves in other steps, in its steps.
 
     Parameters
     ----------
@@ -58,6 +58,8 @@ def phase_ratios(work: xr.Dataset, excess: Excess, finding: Finding) -> dict[str
     mine = np.flatnonzero(np.isin(columns, finding.ranks))
     active = finding.active[:: max(len(finding.active) // MOST_STEPS, 1)]
     table = work["seconds"].values[active[:, None], columns]
+    rest = np.setdiff1d(np.arange(work.sizes["step"]), finding.active)[:MOST_STEPS]
+    usual = work["seconds"].values[rest[:, None], columns]  # of the other steps, for ranks without peers
     others = np.zeros(table.shape[:2], bool)
     others[:, mine] = True
     seconds = {k: table[:, :, kinds == k].sum(2) for k in COMPUTE_KINDS if (kinds == k).any()}
@@ -67,7 +69,10 @@ def phase_ratios(work: xr.Dataset, excess: Excess, finding: Finding) -> dict[str
         if s[:, mine].sum() < LEAST_SHARE * total:
             continue
         base = baseline(np.where(s > 0, s, np.nan), role[columns], others)[0][:, mine]
-        ratio = s[:, mine] / base
+        if not finding.peers and len(usual):
+            base = np.median(usual[:, mine][:, :, kinds == kind].sum(2), axis=0, keepdims=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = s[:, mine] / base
         if np.isfinite(ratio).any():
             out[kind] = float(np.nanmedian(ratio))
     return out

@@ -23,8 +23,8 @@ from mappnb.run import Run
 __all__ = ["find_stragglers", "judge"]
 
 Array = np.ndarray[Any, Any]
-FALSE_DISCOVERY = 0.01
-"""Of the subjects that are named, at most this share by chance; where nothing is wrong, at most one run in a hundred has a false alarm."""
+FALSE_DISCOVERY = 0.005
+"""Of the subjects that are named, at most this share by chance; where nothing is wrong, at most one run in 200 has a false alarm."""
 LEAST_RATIO = 0.03
 """Least excess of compute, relative: GPUs of one model differ by up to 2 to 3 % for good (silicon, cooling, place in the chassis)."""
 LEAST_FRACTION = 0.01
@@ -169,12 +169,14 @@ def findings_of(
     numbers = {n: judged[n].values.astype(np.float64) for n in ("imposed_s", "wait_s", "transfer_s", "calls")}
     if len(table.step) < MIN_STEPS:
         notes.append(
-            f"{len(table.step)} judged steps are too few: record at least {MIN_STEPS + warm_up} steps, the first {warm_up} are warm-up"
+            f"too short to judge: {len(table.step)} step(s); record at least {MIN_STEPS + warm_up}, of which {warm_up} for warm-up"
         )
         excess = excess_of(table, numbers)
         return _too_short(excess, len(table.step)), excess
     ranks, excess = find_ranks(table, numbers, settings)
     notes += _notes(table, excess)
+    if not excess.has_calls.any():
+        _doubt(ranks, excess, layout)
     found = find_hosts(ranks, excess)
     found += find_stages(found, settings, table)
     for f in found:
@@ -182,15 +184,31 @@ def findings_of(
     return found + find_victims(found, excess, layout), excess
 
 
+def _doubt(ranks: list[Finding], excess: Excess, layout: Layout) -> None:
+    """Make ranks undecided that are slow alike and wait for one another in every layer, where no call tells who waited."""
+    ids = excess.table.rank
+    if layout.tp * layout.cp * layout.ep == 1 or int(ids.max(initial=0)) >= layout.world_size:
+        return
+    for axis in ("tp", "cp", "ep"):
+        for group in layout.groups(axis):
+            mine = [f for f in ranks if int(ids[f.ranks[0]]) in group]
+            if len(mine) > 1:
+                for f in mine:
+                    f.verdict = "undecided"
+                    names = ", ".join(x.subject for x in mine)
+                    f.evidence.append(
+                        f"ranks {names} of one {axis} group are slow alike, and no call tells which of them waits for another"
+                    )
+
+
 def _judged(work: xr.Dataset, warm_up: int) -> tuple[xr.Dataset, list[str]]:
     """Return the table without the warm-up steps of the run, and a note of it."""
     step = work["step"].values
     keep = step >= warm_up
-    if keep.all() or not warm_up:
+    if keep.all() or not keep.any():
         return work, []
     skipped = ", ".join(map(str, step[~keep].tolist()))
-    first = int(np.argmax(keep)) if keep.any() else len(keep)  # steps are in order; a slice copies nothing
-    judged = work.isel(step=slice(first, None)).assign_attrs(begin=int(step[0]))
+    judged = work.isel(step=slice(int(np.argmax(keep)), None)).assign_attrs(begin=int(step[0]))
     return judged, [f"warm-up not judged: step {skipped}"]
 
 
@@ -207,7 +225,7 @@ def _too_short(excess: Excess, steps: int) -> list[Finding]:
         parts = [s[:, r] for s in excess.seconds.values()]
         own = float(np.median(np.nansum(parts, axis=0))) if steps else 0.0
         f = Finding("rank", str(rank), [r], "undecided", "unknown", own)
-        f.evidence = [f"only {steps} judged steps"]
+        f.evidence = [f"too short to judge: {steps} step(s)"]
         out.append(f)
     return out
 

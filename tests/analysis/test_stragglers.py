@@ -78,7 +78,7 @@ def test_real_jobs(tmp_path, name):
 def test_too_short_is_undecided(tmp_path):
     found = find_stragglers(run_with(tmp_path, [t.SlowRank(rank=13, factor=2.0)], num_steps=2))
     assert set(found["verdict"]) == {"undecided"} and found["subject"][0] == "13"
-    assert "at least 4 steps" in " ".join(found.attrs["notes"])
+    assert "record at least 4" in " ".join(found.attrs["notes"])
 
 
 def test_judge_needs_no_disk(tmp_path):
