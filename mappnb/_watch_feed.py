@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from mappnb.analysis import work
+from mappnb.analysis._work_live import GONE_S, WorkTable
 from mappnb.run import Run
 
 __all__ = ["Feed", "Look"]
@@ -17,6 +16,8 @@ __all__ = ["Feed", "Look"]
 Array = np.ndarray[Any, Any]
 ORDERLY = ("finished", "exit", "imported")
 """Ends of a recording that are none by a signal or an exception."""
+SETTLED_S = 1.0
+"""Time without a change, s, after which nothing of an ended run is missing: a recorder writes once a second."""
 _BESIDE = {"part_kind": "part", "part_stage": "part", "host": "rank"}
 KEPT_FIRST, KEPT_LAST = 64, 256
 """Steps of the beginning and of the end that are kept: more than are judged."""
@@ -66,65 +67,44 @@ class Feed:
         The run; nobody else may refresh it.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, *, gone_s: float = GONE_S) -> None:
+        self.run, self.gone_s = run, gone_s
+        self.work = WorkTable(run, gone_s=gone_s)
         self._table: xr.Dataset | None = None
-        self._read = -1  # newest step in the table
+        self._first, self._last = -1, -1  # steps of the newest incarnation
         self._incarnation = -1
 
     def look(self) -> Look:
         """Return what there is now."""
-        self.run.refresh()
+        fresh = self.work.update()
+        self.run._look()  # who there is and how it goes; tables stay as they were read
         newest = self.run.incarnations[-1] if self.run.incarnations else None
         if newest is None or not len(newest.ranks):
             return Look(None, -1, -1, -1, 0, "waiting")
-        infos = dict(newest.ranks)
-        degraded = {r: str(i["degraded"]) for r, i in infos.items() if i.get("degraded")}
-        ends = {r: str(i["ended"].get("reason", "")) for r, i in infos.items() if i.get("ended")}
-        first, last = self._reached(newest.number, set(ends), set(degraded))
         if newest.number != self._incarnation:
-            self._incarnation = newest.number
-            self._read = min(self._read, first - 1) if first >= 0 else self._read
-        self._extend(last)
+            self._incarnation, self._first, self._last = newest.number, -1, -1
+        if fresh is not None:
+            self._extend(fresh)
+        infos = dict(newest.ranks)
+        ends = {r: str(i["ended"].get("reason", "")) for r, i in infos.items() if i.get("ended")}
+        quiet_s = self.work.quiet_s
+        over = len(ends) == newest.world_size and quiet_s > min(SETTLED_S, self.gone_s)
         return Look(
-            self._table, last, newest.number, first, newest.world_size,
-            "ended" if len(ends) == newest.world_size else "recording",
-            degraded, {r: why for r, why in ends.items() if why not in ORDERLY},
-            max(0.0, time.time() - self.run.last_seen_s),
+            self._table, self._last, newest.number, self._first, newest.world_size, "ended" if over else "recording",
+            {r: str(i["degraded"]) for r, i in infos.items() if i.get("degraded")},
+            {r: why for r, why in ends.items() if why not in ORDERLY}, quiet_s,
         )  # fmt: skip
 
-    def _extend(self, last: int) -> None:
-        """Add the steps that have ended since the last look."""
-        if last <= self._read:
-            return
-        fresh = work(self.run, step=slice(self._read + 1, last))
-        fresh = fresh.isel(step=np.flatnonzero(fresh["step"].values > self._read))
+    def _extend(self, fresh: xr.Dataset) -> None:
+        """Add the steps that have ended since the last look; of those that were repeated, the last try counts."""
+        steps = fresh["step"].values
+        self._first = int(steps[0]) if self._first < 0 else self._first
+        self._last = int(steps[-1])
         if self._table is None:
             self._table = fresh
-        else:
-            held = self._table.isel(step=np.flatnonzero(self._table["step"].values <= self._read))
-            self._table = _joined(_shortened(held), fresh)
-        self._read = last
-
-    def _reached(self, incarnation: int, ended: set[int], degraded: set[int]) -> tuple[int, int]:
-        """Return the first step of an incarnation, and the newest that has ended on all ranks that go on."""
-        low: dict[int, int] = {}
-        high: dict[int, int] = {}
-        for part in self.run._reader("events").parts:
-            if part.key[0] != incarnation or not part.rows:
-                continue
-            if part.index is not None:
-                a, b = part.index.bounds[2:]
-            else:
-                steps = (part.columns or {})["step"]
-                a, b = int(steps[steps >= 0].min(initial=2**31 - 1)), int(steps.max())
-            rank = part.key[1]
-            if b >= 0:
-                low[rank], high[rank] = min(low.get(rank, a), max(a, 0)), max(high.get(rank, b), b)
-        if not high:
-            return -1, -1
-        done = [h if r in ended else h - 1 for r, h in high.items() if r not in degraded or r in ended]
-        return min(low.values()), min(done, default=max(high.values()) - 1)
+            return
+        held = self._table.isel(step=np.flatnonzero(self._table["step"].values < steps[0]))
+        self._table = _joined(_shortened(held), fresh)
 
 
 def _shortened(table: xr.Dataset) -> xr.Dataset:

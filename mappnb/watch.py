@@ -15,6 +15,7 @@ from mappnb._watch_feed import Feed, Look
 from mappnb._watch_judge import Change, Judge, Standing
 from mappnb._watch_show import shown_on
 from mappnb.analysis import find_stragglers
+from mappnb.analysis._work_live import GONE_S
 from mappnb.errors import MappnbError, NotARunError
 from mappnb.run import Run, attach
 
@@ -41,6 +42,8 @@ class Watcher:
         Look at events where a verdict is raised or steps are long for no reason (links and causes show only there).
     stopped_after_s : float
         See :data:`STOPPED_AFTER_S`.
+    gone_s : float
+        A rank that has written nothing for so long is not waited for, s.
 
     Attributes
     ----------
@@ -55,7 +58,12 @@ class Watcher:
     """
 
     def __init__(
-        self, run: Run | str | os.PathLike[str], *, details: bool = True, stopped_after_s: float = STOPPED_AFTER_S
+        self,
+        run: Run | str | os.PathLike[str],
+        *,
+        details: bool = True,
+        stopped_after_s: float = STOPPED_AFTER_S,
+        gone_s: float = GONE_S,
     ) -> None:
         self.run = attach(run.path if isinstance(run, Run) else run)
         if isinstance(run, Run) and run.clock_model is not self.run.clock_model:
@@ -65,7 +73,7 @@ class Watcher:
         self.over = False
         self.state = "waiting"
         self.cpu_s: list[float] = []
-        self._feed = Feed(self.run)
+        self._feed = Feed(self.run, gone_s=gone_s)
         self._judge = Judge(self.run.layout, details=self._details if details else None)
         self._incarnation = -1
         self._degraded: dict[int, str] = {}
@@ -165,6 +173,7 @@ class Watcher:
         return []
 
     def _details(self, first: int, last: int) -> pd.DataFrame:
+        self.run.refresh()
         return find_stragglers(self.run, step=slice(first, last))
 
     # ------------------------------------------------------------------------------------------------------ standing

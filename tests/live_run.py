@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,7 +31,9 @@ class LiveRun:
         Steps after which a segment is closed.
     """
 
-    def __init__(self, source, path, *, launch="a", ranks=None, closed_every=10):
+    made: ClassVar[list[LiveRun]] = []
+
+    def __init__(self, source, path, *, launch="a", ranks=None, closed_every=12):
         self.source, self.path = mappnb.attach(source), Path(path)
         world = self.source.meta["world_size"]
         self.ranks = list(range(world)) if ranks is None else ranks
@@ -38,6 +41,7 @@ class LiveRun:
         self.infos = {r: dict(i) for r, i in self.source.incarnations[-1].ranks.items()}
         created = int(self.source.store.info["created_wall_ns"])
         self.rows, self.writers = {}, {}
+        self.made.append(self)
         readers = {t: self.source._reader(t) for t in TABLES}
         sites = readers["events"].sites.rows
         for rank in self.ranks:
@@ -79,6 +83,13 @@ class LiveRun:
         for rank, run in self.writers.items():
             run.close()
             self._tell(rank, {**self.infos[rank], "ended": {"reason": reason, "wall_ns": 0}})
+
+    @classmethod
+    def abandon_all(cls):
+        """Let go of the files of all, as a killed job does."""
+        while cls.made:
+            for run in cls.made.pop().writers.values():
+                run.abandon()
 
     def degrade(self, rank, why):
         """Let the recorder of a rank give up."""

@@ -36,6 +36,12 @@ LAYOUT = Layout(tp=2, dp=4, pp=2)
 WHEN = {"first_step": 20, "last_step": 33}
 
 
+@pytest.fixture(autouse=True)
+def _no_files_left_open():
+    yield
+    LiveRun.abandon_all()
+
+
 def generated(path, *faults, steps=44, seed=1, layout=LAYOUT, **options):
     truth = generate_run(
         path, layout=layout, num_steps=steps, seed=seed, num_microbatches=4, faults=list(faults), **options
@@ -137,7 +143,7 @@ def snapshot(path):
 
 def test_a_live_run_step_by_step(slow, tmp_path):
     live = LiveRun(slow, tmp_path / "live")
-    watcher = Watcher(live.path)
+    watcher = Watcher(live.path, gone_s=0.2)
     events = watcher.look()
     assert [e["event"] for e in events] == ["start"] and events[0]["world_size"] == 16
     for step in range(40):
@@ -146,6 +152,7 @@ def test_a_live_run_step_by_step(slow, tmp_path):
         events += watcher.look()
         assert snapshot(live.path) == before  # it only reads
     live.end()
+    time.sleep(0.3)
     events += watcher.look()
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(40))
     assert watcher.over and watcher.state == "ended" and watcher.exit_code == 0
@@ -165,11 +172,14 @@ def test_a_step_that_one_rank_has_not_ended_does_not_count(slow, tmp_path):
     live = LiveRun(slow, tmp_path / "live")
     live.write(0, 5)
     live.write(6, 9, ranks=[r for r in live.ranks if r != 3])
-    watcher = Watcher(live.path)
-    assert [e["step"] for e in watcher.look() if e["event"] == "step"] == [0, 1, 2, 3, 4]
+    watcher = Watcher(live.path, gone_s=60)
+    assert [e["step"] for e in watcher.look() if e["event"] == "step"] == [0, 1, 2, 3, 4, 5]
     live.degrade(3, "disk full")
+    watcher._feed.work.gone_s = 0.1
+    time.sleep(0.2)
+    live.write(10, ranks=[r for r in live.ranks if r != 3])
     events = watcher.look()
-    assert {"event": "degraded", "rank": 3, "why": "disk full"} in events and watcher.last_step == 8
+    assert {"event": "degraded", "rank": 3, "why": "disk full"} in events and watcher.last_step == 10
     assert watcher.exit_code == 1 and not watcher.look()
 
 
@@ -177,7 +187,7 @@ def test_a_restart_begins_again(slow, tmp_path):
     path = tmp_path / "live"
     first = LiveRun(slow, path)
     first.write(0, 20)
-    watcher = Watcher(path)
+    watcher = Watcher(path, gone_s=5)
     events = watcher.look()
     assert events[-1]["step"] == 19 and len(watcher.standing) == 1
     second = LiveRun(slow, path, launch="b")
@@ -186,10 +196,11 @@ def test_a_restart_begins_again(slow, tmp_path):
     events = watcher.look()
     assert [e["event"] for e in events[:2]] == ["cleared", "restart"] and events[1]["incarnation"] == 1
     steps = [e["step"] for e in events if e["event"] == "step"]
-    assert steps == list(range(16, 23)), "steps that are repeated are told again"
+    assert steps == list(range(16, 24)), "steps that are repeated are told again"
     assert any(e["event"] == "raised" for e in events)  # still slow in this incarnation
     second.write(24, 39)
     second.end()
+    time.sleep(1.1)
     events = watcher.look()
     assert [e["event"] for e in events if e["event"] != "step"] == ["cleared"] and watcher.exit_code == 0
 
@@ -214,7 +225,7 @@ def test_ranks_that_end_badly_are_told(slow, tmp_path):
 def test_a_stall_is_told_once(slow, tmp_path):
     live = LiveRun(slow, tmp_path / "live")
     live.write(0, 9)
-    watcher = Watcher(live.path)
+    watcher = Watcher(live.path, gone_s=60)
     watcher.look()
     watcher._usual_s, watcher.stopped_after_s = 0.001, 1e9
     watcher._newest_s -= 2e9
@@ -303,7 +314,7 @@ def test_ctrl_c_ends_with_a_summary(slow, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    events = [json.loads(job.stdout.readline()) for _ in range(5)]
+    events = [json.loads(job.stdout.readline()) for _ in range(11)]
     os.kill(job.pid, signal.SIGINT)
     out, err = job.communicate(timeout=60)
     last = json.loads(out.splitlines()[-1])
@@ -311,7 +322,7 @@ def test_ctrl_c_ends_with_a_summary(slow, tmp_path):
         events[0]["event"] == "start"
         and last["event"] == "end"
         and last["why"] == "interrupted"
-        and last["num_steps"] == 9
+        and last["num_steps"] == 10
     )
     assert job.returncode == 0 and "Traceback" not in err
 

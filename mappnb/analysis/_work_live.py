@@ -68,6 +68,11 @@ class WorkTable:
         hosts = {int(r): str(i.get("host") or "") for r, i in incarnation.ranks.items()}
         return as_dataset(join(tables), hosts=hosts, attrs=dict(self.run._attrs()))
 
+    @property
+    def quiet_s(self) -> float:
+        """Time since a rank of the newest restart has written anything, s; 0 before the first update."""
+        return time.monotonic() - max(self._changed_s.values()) if self._changed_s else 0.0
+
     # ---------------------------------------------------------------------------------------------- what there is
     def _look(self) -> Incarnation | None:
         """Take note of what grew; returns the newest restart."""
