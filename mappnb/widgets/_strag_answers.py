@@ -122,7 +122,7 @@ def verdicts_told(data: StragglerData) -> dict[str, Any]:
                 "cells": [
                     subject_title(row), str(row["verdict"]), str(row["cause"]).replace("_", " "),
                     f"{sign}{duration_text(abs(effect) * 1e9)}/step" if np.isfinite(effect) else "–",
-                    f"{float(row['effect_fraction']):.1%}" if np.isfinite(float(row["effect_fraction"])) else "–",
+                    f"{float(row['effect_fraction']):.1%}".replace("-", "−") if np.isfinite(float(row["effect_fraction"])) else "–",
                     steps_text(first, last), str(row["evidence"]),
                 ],
             }

@@ -53,7 +53,7 @@ class StragglerData:
         try:
             self.measures = Measures(work(run), self.layout)
         except MappnbError as err:
-            self.why = str(err)
+            self.why = str(err).removeprefix("work: ")
 
     @property
     def m(self) -> Measures:

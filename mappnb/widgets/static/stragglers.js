@@ -40,8 +40,8 @@ class StragglersView {
     this.label = make("div", { class: "mappnb-strag-label" });
     this.caption = make("p", { class: "mappnb-muted mappnb-strag-caption" });
     this.key = make("div", { class: "mappnb-strag-key" });
-    const main = make("div", { class: "mappnb-strag-main" }, [this.label, this.heat.node, this.key, this.caption, this.verdicts.node, this.prices.node]);
-    this.body = make("div", { class: "mappnb-strag-body", hidden: true }, [main, this.evidence.node]);
+    const main = make("div", { class: "mappnb-strag-main" }, [this.label, this.heat.node, this.key, this.caption]);
+    this.body = make("div", { class: "mappnb-strag-body", hidden: true }, [main, this.verdicts.node, this.evidence.node, this.prices.node]);
     this.root.append(head, this.why, this.errors.node, this.body, this.codePanel.node, this.status.node);
     el.append(this.root);
     // An output cell of JupyterLab takes the arrow keys from lists otherwise.

@@ -117,8 +117,9 @@ class EvidencePanel {
       parts.push(make("p", { class: "mappnb-strag-sentence", text: told.verdict.evidence, dir: "auto" }));
     }
     parts.push(this.buttons(told, still));
-    if (told.numbers.length) parts.push(this.numbers(told.numbers));
-    if (told.telemetry.length) parts.push(this.telemetry(told), this.key());
+    const telemetry = told.telemetry.length ? [make("div", {}, [this.telemetry(told), this.key()])] : [];
+    const numbers = told.numbers.length ? [make("div", {}, [this.numbers(told.numbers)])] : [];
+    parts.push(make("div", { class: "mappnb-strag-tables" }, [...numbers, ...telemetry]));
     for (const note of told.notes) parts.push(make("p", { class: "mappnb-muted", text: note, dir: "auto" }));
     this.node.replaceChildren(...parts);
   }
