@@ -43,6 +43,8 @@ enum Kind : int8_t {
   kWaitRecv
 };
 
+inline bool is_transfer(int8_t kind) { return kind >= kCollective && kind < kWait; }
+
 struct PerCell {  // by (step, rank)
   int64_t first = INT64_MAX, last = INT64_MIN, wait = 0, transfer = 0, covered = 0, imposed = 0;
   int32_t last_calls = 0, calls = 0;
