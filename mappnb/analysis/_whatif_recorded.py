@@ -72,8 +72,19 @@ def model_of_events(events: xr.Dataset, *, hosts: Mapping[int, str], attrs: dict
         by_mean=kind == WORK, single=np.zeros(len(event), bool), num_gpus=int(layout.world_size), unit=_pieces(event, kind),
         microbatch=np.where(computes, events.microbatch.values[event], -1),
         phase=np.where(computes, events.phase.values[event], ""), around_s=joined.around_s,
-        attrs=attrs | {"model": "recorded identities: program order, calls, messages, launches"},
+        attrs=attrs | _says(events, kind),
     )  # fmt: skip
+
+
+def _says(events: xr.Dataset, kind: Array) -> dict[str, str]:
+    """Return what the model is, and what it lacks."""
+    says = {"model": "recorded identities: program order, calls, messages, launches"}
+    if len(np.unique(events["rank"].values)) > 1 and not np.isin(kind, (JOIN, WIRE)).any():
+        says["unconnected"] = (
+            "no collective or message has an identity, so no rank waits for another in the replay: what they wait is launch delay, "
+            "and slowdowns are of ranks by themselves"
+        )
+    return says
 
 
 def _links(events: xr.Dataset) -> tuple[Array, Array]:
