@@ -224,10 +224,14 @@ def main() -> None:
             parser.error(f"unknown kind {kind!r}; known: {', '.join([*KINDS, *EXTRA])}")
     methods = METHODS[1:] if args.baselines_only else METHODS
     begin = args.first + (REPORT_SEEDS if args.set == "report" else 0)
-    tasks = [(k, s, methods) for k in args.kinds for s in range(begin, begin + args.seeds)]
+    tasks = [(k, s, methods) for s in range(begin, begin + args.seeds) for k in args.kinds]
     started = time.monotonic()
+    results = []
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        results = list(pool.map(run_case, *zip(*tasks, strict=True)))
+        for result in pool.map(run_case, *zip(*tasks, strict=True)):
+            results.append(result)
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1))
     print(table(results, methods))
     if "find_stragglers" in methods:
         print(f"\nfind_stragglers: median {np.median([r['cpu_s'] for r in results]):.2f} CPU s a run")
