@@ -269,14 +269,21 @@ def own_baseline(seconds: Array, alone: Array, *, relative: bool = True) -> Arra
     mine = np.flatnonzero(alone & np.isfinite(seconds).any(0))
     if not len(mine) or len(seconds) < 2:
         return base
-    usual = _usual(seconds[:, mine])
-    together = np.ones(len(seconds))
-    if relative and len(mine) > 1:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            apart = seconds[:, mine] / usual
-        together = np.nanquantile(apart, 0.5, axis=1, method="lower")  # of two, the faster
-    base[:, mine] = usual * together[:, None]
+    own = seconds[:, mine]
+    usual, together = _usual(own), np.ones((len(seconds), 1))
+    for _ in range(2 if relative and len(mine) > 1 else 0):  # the second time what all did is no longer in the usual
+        together = _lower_median(own / usual)
+        usual = _usual(own / together)
+    base[:, mine] = usual * together
     return base
+
+
+def _lower_median(apart: Array) -> Array:
+    """Return the median of each row, of two the smaller, dims (row, 1); 1 where there is nothing."""
+    ordered = np.sort(apart, axis=1)  # NaN last
+    number = np.isfinite(ordered).sum(1)
+    middle = np.take_along_axis(ordered, (np.maximum(number - 1, 0) // 2)[:, None], 1)
+    return np.asarray(np.where(number[:, None] > 0, middle, 1.0))
 
 
 def _usual(seconds: Array) -> Array:

@@ -23,6 +23,8 @@ EVENTS = 400_000
 """Events that are read at most for one look at the links: about a second."""
 LOOKS = 3
 """Looks, each at the steps of the worst rank that is not explained yet."""
+CLOCK_ERROR_S = 0.01
+"""Excess of a message between hosts that their wall clocks may make by themselves: NTP keeps hosts within a few ms."""
 SLOW_RATIO, SIGMAS = 1.25, 5.0
 """As in :func:`mappnb.analysis.links`: differences below a quarter are common between equal links."""
 
@@ -110,9 +112,31 @@ def _look(source: Source, spell: Spell) -> tuple[pd.DataFrame, dict[int, str]]:
     calls, members = transfers(events, hosts)
     if not len(calls) or not calls["seconds"].notna().any():
         return pd.DataFrame(), hosts
-    if str(events.attrs.get("clock_model", "")).startswith("anchor"):
+    by_anchors = str(events.attrs.get("clock_model", "")).startswith("anchor")
+    if by_anchors:
         calls = symmetric(calls, hosts)
-    return suspects_of(judge(calls, members, slow_ratio=SLOW_RATIO, sigmas=SIGMAS), hosts), hosts
+    out = suspects_of(judge(calls, members, slow_ratio=SLOW_RATIO, sigmas=SIGMAS), hosts)
+    return (_doubted(out, calls, hosts) if by_anchors and len(out) else out), hosts
+
+
+def _doubted(suspects: pd.DataFrame, calls: pd.DataFrame, hosts: Mapping[int, str]) -> pd.DataFrame:
+    """Make links between hosts undecided that clocks explain: the way back does not tell, the excess is within what they err."""
+    rated = calls[(calls["source"] >= 0) & calls["seconds"].notna()]
+    here, there = (rated[n].map(lambda r: hosts.get(int(r), "")) for n in ("source", "destination"))
+    ways = pd.Series(list(zip(here, there, strict=True)), dtype=object).value_counts().to_dict()
+    out = suspects.copy()
+    for i, row in enumerate(suspects.to_dict("records")):
+        first, arrow, last = str(row["subject"]).partition("->")
+        if row["subject_kind"] != "link" or not arrow:
+            continue
+        ends = tuple(hosts.get(int(x), "") if x.isdigit() and x not in hosts.values() else x for x in (first, last))
+        each_s = float(row["excess_s"]) / max(ways.get(ends, 1), 1)
+        if ends[0] != ends[1] and (ends[1], ends[0]) not in ways and each_s < CLOCK_ERROR_S:
+            out.loc[i, "verdict"] = "undecided"
+            out.loc[i, "evidence"] += (
+                "; clocks of the two hosts that differ would look the same, and the way back does not tell"
+            )
+    return out
 
 
 def _finding(

@@ -28,8 +28,8 @@ CLIP = 3.0
 """In the search for the spell, a step counts at most this many times the least effect, so that a single hiccup makes none."""
 LEAST_SPELL = 2
 """Steps in a row, below which a slow spell is a hiccup (and may be one of many)."""
-ROW_PRIOR = 0.01
-"""Hiccups are taken to follow one another once in a hundred, unless the run shows that they do more often."""
+ROW_PRIOR = 0.005
+"""Hiccups are taken to follow one another once in two hundred, unless the run shows that they do more often."""
 LONG = 8
 """A spell of so many steps is none of the hiccups by which others are judged."""
 LEAST_HICCUPS = 3
@@ -202,32 +202,42 @@ def _best_runs(excess: Array, least: float) -> tuple[Array, Array]:
 
 
 def _lasting(series: Array, a: int, b: int, noise: Noise, least: float) -> Spell | None:
-    """Return the spell around the run, its ends moved to where half its level is reached; None where it is none."""
+    """Return the spell around a run, its ends moved to where half its level is reached; None where it is none."""
+    inside = _known(series[a : b + 1])
+    if len(inside) < LEAST_SPELL:
+        return None
+    tried = [_moved(series, level, noise, least) for level in (_lower(inside), float(inside.mean())) if level >= least]
+    return min((s for s in tried if s is not None), key=lambda s: s.p, default=None)
+
+
+def _moved(series: Array, level: float, noise: Noise, least: float) -> Spell | None:
+    """Return the spell of about that level."""
     for _ in range(2):
-        inside = series[a : b + 1]
-        inside = np.sort(inside[np.isfinite(inside)])
-        if len(inside) < LEAST_SPELL:
+        first, last = _best_runs(series[:, None], level)
+        a, b = int(first[0]), int(last[0])
+        inside = _known(series[a : b + 1])
+        if b < 0 or len(inside) < LEAST_SPELL:
             return None
-        level = float(inside[(len(inside) - 1) // 2])
+        level = _lower(inside)
         if level < least:
             return None
-        a, b = (int(x[0]) for x in _best_runs(series[:, None], min(level, 2 * float(np.median(inside)))))
-        if b < 0:
-            return None
-    inside = series[a : b + 1]
-    number = int(np.isfinite(inside).sum())
-    ordered = np.sort(inside[np.isfinite(inside)])
-    level = float(ordered[(number - 1) // 2]) if number else 0.0
-    if number < LEAST_SPELL or level < least:
-        return None
+    number = len(inside)
     z = float(noise.z(level, number))
     windows = (
         max(np.isfinite(series).sum() / number, 1.0) ** 2
     )  # places times lengths that the search could have ended in
-    active = a + np.flatnonzero(inside > level / 2)
-    return Spell(
-        a, b, active, float(np.median(inside[np.isfinite(inside)])), z, min(1.0, tail(z, noise.df) * windows), True
-    )
+    active = a + np.flatnonzero(series[a : b + 1] > level / 2)
+    return Spell(a, b, active, float(np.median(inside)), z, min(1.0, tail(z, noise.df) * windows), True)
+
+
+def _known(values: Array) -> Array:
+    """Return the numbers among values, in order."""
+    return np.sort(values[np.isfinite(values)])
+
+
+def _lower(ordered: Array) -> float:
+    """Return the median, of two the smaller."""
+    return float(ordered[(len(ordered) - 1) // 2])
 
 
 def _against_hiccups(found: dict[int, Spell], excess: Array) -> dict[int, Spell]:
