@@ -55,6 +55,7 @@ def datasets(draw):
         data[name][:] = draw(st.lists(values, min_size=n, max_size=n))
     if draw(st.booleans()):
         data["seq"][data["seq"] > 1] += 10**12  # few numbers in a wide range
+    data["peer"][data["peer"] == data["rank"]] = -1  # nobody sends to itself
     data["incarnation"][:] = data["step"] >= draw(st.integers(0, 3))
     data["raw_start_ns"] = data["start_ns"]
     sites = draw(st.lists(st.sampled_from(SITES), min_size=n, max_size=n))

@@ -26,6 +26,7 @@ COMMANDS = (
     ["bench_import.py"],
     ["bench_executed_schedules.py"],
     ["bench_stragglers.py", "--set", "report"],
+    ["bench_stragglers_speed.py"],
 )
 
 
