@@ -29,6 +29,10 @@ class MappAccessor:
         """Parallel layout that the dataset carries."""
         return layout_of(self._ds)
 
+    def actions(self, **options: Any) -> pd.DataFrame:
+        """See :func:`mappnb.analysis.actions`."""
+        return analysis.actions(self._ds, **options)
+
     def align(self, **options: Any) -> xr.Dataset:
         """See :func:`mappnb.analysis.align`."""
         return analysis.align(self._ds, **options)

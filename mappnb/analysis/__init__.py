@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mappnb.analysis.actions import actions
 from mappnb.analysis.align import align, align_run, aligned, clock_model, ping_pong
 from mappnb.analysis.arrivals import last_arrivals
 from mappnb.analysis.breakdown import breakdown
@@ -21,6 +22,7 @@ from mappnb.analysis.whatif import attribute, price_fixes, what_if
 from mappnb.analysis.work import work
 
 __all__ = [
+    "actions",
     "align",
     "align_run",
     "aligned",
