@@ -97,10 +97,10 @@ def attributions(case: Case, by: Sequence[str], hosts: Mapping[int, str]) -> tup
     return out, coords
 
 
-def shares(case: Case, found: xr.Dataset) -> xr.Dataset:
+def shares(case: Case, found: xr.Dataset, by: Sequence[str]) -> xr.Dataset:
     """Return ``found`` with the score of each worker, and what the worst workers and the last stage explain.
 
-    ``found`` has ``slowdown_by_dp_rank`` and ``slowdown_by_stage``.
+    ``found`` has ``slowdown_by_dp_rank`` and ``slowdown_by_stage``; ``by`` are the attributions asked for.
     """
     m = case.model
     score = np.minimum.outer(found["slowdown_by_dp_rank"].values, found["slowdown_by_stage"].values)
@@ -125,13 +125,11 @@ def shares(case: Case, found: xr.Dataset) -> xr.Dataset:
     out = out.assign(_explained(case, "worst_worker", np.isin(cell, cells[worst])))
     out = out.assign(_explained(case, "last_stage", m.stage == int(stages.max())))
     out.attrs["worst_workers"] = ", ".join(f"dp {cells[i] // width} stage {cells[i] % width}" for i in worst)
-    return _rank_scores(case, out, cell, cells, scores)
+    return _rank_scores(case, out, cell, cells, scores) if "rank" in by and "slowdown_by_rank" not in out else out
 
 
 def _rank_scores(case: Case, out: xr.Dataset, cell: Any, cells: Any, scores: list[float]) -> xr.Dataset:
     """Give each rank its worker's score where ``slowdown_by_rank`` was too much to replay; the attributes say so."""
-    if "slowdown_by_rank" in out:
-        return out
     m = case.model
     ranks = np.unique(m.rank[m.rank >= 0])
     value = np.full(int(ranks.max(initial=-1)) + 1, 1.0)

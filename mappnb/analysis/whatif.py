@@ -91,7 +91,7 @@ def what_if(
     found, coords = attributions(case, by, hosts)
     out = xr.Dataset({**overall(case), **found}, {"step": model.steps, **coords}, _attrs(model, ideal, pooled))
     if {"slowdown_by_dp_rank", "slowdown_by_stage"} <= set(out):
-        out = shares(case, out)
+        out = shares(case, out, by)
     if crossings is None:
         return out
     fixed = _Fixed(model, hosts, ideal, over_stages, delays)

@@ -8,9 +8,10 @@ import xarray as xr
 
 import mappnb
 from mappnb import Layout, analysis
-from mappnb.analysis import _whatif_source
+from mappnb.analysis import _whatif_results, _whatif_source
 from mappnb.errors import MappnbError
 from mappnb.testing import (
+    Clocks,
     HostGaps,
     IntermittentRank,
     KilledRank,
@@ -204,6 +205,50 @@ def test_large_runs_choose_steps_and_say_so(tmp_path, monkeypatch):
     as_dataset = analysis.what_if(run.sel(), by=())
     np.testing.assert_array_equal(as_dataset["step"], some["step"])
     assert analysis.what_if(run, by=(), step=slice(2, 4))["step"].values.tolist() == [2, 3, 4]
+
+
+def test_many_ranks_get_the_score_of_their_worker_and_it_is_said(tmp_path, monkeypatch):
+    run, _ = made(tmp_path / "run", SlowRank(rank=9, factor=1.5), layout=FAMILIES["1f1b"], num_steps=1)
+    monkeypatch.setattr(_whatif_results, "RANK_REPLAY_OPS", 1)
+    found = analysis.what_if(run)
+    assert "32 ranks are too many" in found.attrs["slowdown_by_rank"] and "reliable_by_rank" not in found
+    worker = found.slowdown_by_worker.sel(dp_rank=0, stage=1)  # ranks 8 and 9 fold into one
+    assert found.slowdown_by_rank.sel(rank=[8, 9]).values.tolist() == [float(worker)] * 2
+    assert "slowdown_by_rank" not in analysis.what_if(run, by=("dp_rank", "stage"))
+
+
+def test_a_step_that_was_run_again_counts_once(tmp_path):
+    run, _ = made(tmp_path / "run", SlowRank(rank=1, factor=1.5), layout=Layout(dp=4), num_steps=3)
+    events = run.sel()
+    again = events.isel(event=np.flatnonzero(events["step"].values == 2))
+    shift = 10**10
+    later = again.assign(
+        incarnation=again.incarnation + 1, start_ns=again.start_ns + shift, raw_start_ns=again.raw_start_ns + shift
+    )
+    both = xr.concat([events, later], "event", combine_attrs="override")
+    found, want = analysis.what_if(both), analysis.what_if(events)
+    np.testing.assert_allclose(found.replay_s, want.replay_s, rtol=1e-12)
+    assert found.attrs["steps_left_out"] == "step 2: its earlier tries"
+
+
+def test_clocks_that_disagree_show_as_error(tmp_path):
+    fault = SlowRank(rank=9, factor=1.3)
+    run, truth = made(
+        tmp_path / "run", fault, layout=FAMILIES["1f1b"], clocks=Clocks(offset_s=5e-3), noise=Noise(), seed=5
+    )
+    before = float(analysis.what_if(run, by=()).replay_error)
+    run.align()
+    found = analysis.what_if(run, by=(), fix={"rank": 9})
+    assert before > 0.003 > 100 * float(found.replay_error)
+    assert float(found.gain_s) == pytest.approx(truth.faults[0].effect_s.mean(), rel=0.05)
+
+
+def test_without_identities_it_says_that_ranks_are_alone(tmp_path):
+    run, _ = made(tmp_path / "run", SlowRank(rank=1, factor=1.5), layout=Layout(dp=4), num_steps=2)
+    events = run.sel()
+    found = analysis.what_if(events.isel(event=np.flatnonzero(~events.category.isin(["collective", "p2p"]).values)))
+    assert "no rank waits for another" in found.attrs["unconnected"]
+    assert "unconnected" not in analysis.what_if(run, by=()).attrs
 
 
 def test_steps_that_did_not_end_and_missing_ranks(tmp_path):
