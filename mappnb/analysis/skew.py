@@ -238,13 +238,7 @@ def length_signature(run: Run | xr.Dataset, *, step: Steps | None = None) -> xr.
         raise MappnbError(
             "length_signature: no compute tells its stage and microbatch; record with plan='default' or import such a trace"
         )
-    kind = np.where(table["phase"].isin(BACKWARD), "backward", np.where(table["phase"] == "forward", "forward", ""))
-    keys = ["step", "rank", "dp_rank", "stage", "microbatch"]
-    wide = table.assign(kind=kind)[kind != ""].pivot_table("seconds", keys, "kind", aggfunc="sum").reset_index()
-    for name in ("forward", "backward"):
-        if name not in wide:
-            wide[name] = np.nan
-        wide[name] /= wide.groupby(["rank", "stage"])[name].transform("mean")
+    wide = _pairs(table)
     ranks = np.unique(table["rank"].to_numpy())
     pairs = wide.dropna(subset=["forward", "backward"]).groupby("rank")
     correlation = pd.Series({r: _correlation(p) for r, p in pairs}, dtype=float).reindex(ranks).to_numpy()
@@ -275,6 +269,18 @@ def length_signature(run: Run | xr.Dataset, *, step: Steps | None = None) -> xr.
         },
         {"rank": ranks},
     )
+
+
+def _pairs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return forward and backward of each microbatch on each rank, over the mean of its stage there."""
+    kind = np.where(table["phase"].isin(BACKWARD), "backward", np.where(table["phase"] == "forward", "forward", ""))
+    keys = ["step", "rank", "dp_rank", "stage", "microbatch"]
+    wide = table.assign(kind=kind)[kind != ""].pivot_table("seconds", keys, "kind", aggfunc="sum").reset_index()
+    for name in ("forward", "backward"):
+        if name not in wide:
+            wide[name] = np.nan
+        wide[name] /= wide.groupby(["rank", "stage"])[name].transform("mean")
+    return wide
 
 
 def _correlation(pairs: pd.DataFrame) -> float:
