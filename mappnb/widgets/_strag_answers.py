@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 VERDICT_COLUMNS = ("subject", "verdict", "cause", "effect", "share of step", "steps", "evidence")
+MARKED = ("rank", "host", "link")
+"""Subjects with marks at their rows; those of a stage or the job would hide the others."""
 MOST_VERDICTS = 200
 """Rows of the list that go to the browser; the rest is in ``view.verdicts``."""
 LEAST_SHARE = 0.05
@@ -119,6 +121,7 @@ def verdicts_told(data: StragglerData) -> dict[str, Any]:
                 "index": i,
                 "verdict": str(row["verdict"]),
                 "ranks": data.m.ranks[list(ranks)].tolist() if ranks else [],
+                "marked": str(row["subject_kind"]) in MARKED,
                 "cells": [
                     subject_title(row), str(row["verdict"]), str(row["cause"]).replace("_", " "),
                     f"{sign}{duration_text(abs(effect) * 1e9)}/step" if np.isfinite(effect) else "–",
@@ -135,6 +138,7 @@ def evidence_told(
 ) -> dict[str, Any]:
     """Return the evidence panel of some ranks (positions); of a verdict with its sentence."""
     row = None if verdict is None else data.verdicts.iloc[verdict]
+    ranks = ranks or (list(range(len(data.m.ranks))) if row is not None else [])  # of the job: all
     title = subject_title(row) if row is not None else _title(data, ranks)
     if steps is not None:
         title += f", step{'s' if steps[0] != steps[1] else ''} {steps_text(*steps)}"
@@ -144,8 +148,9 @@ def evidence_told(
         "numbers": [list(n) for n in found.numbers],
         "telemetry": [list(t) for t in found.telemetry],
         "notes": found.notes,
+        "beside": found.beside,
         "verdict": None,
-        "ranks": data.m.ranks[ranks].tolist(),
+        "ranks": [] if row is not None and str(row["subject_kind"]) == "job" else data.m.ranks[ranks].tolist(),
         "steps": None if steps is None else list(steps),
     }
     if row is not None:

@@ -27,6 +27,9 @@ _COLUMNS = (
 )  # fmt: skip
 MOST_PRICED_RANKS = 128
 """Ranks that are priced one by one: each is a replay of its own; of larger runs the workers (dp rank, stage), stages and hosts are."""
+QUICK_CELLS = 200_000
+"""Ranks times steps that are judged in about a second: of more, the picture that is made when the view is shown does not wait for the
+verdicts, or the first look at the view would."""
 SLOWDOWN_BITS = 0x8 | 0x20 | 0x40 | 0x80
 """Of NVML's clocks-event reasons those that slow a GPU because something is wrong: hardware and thermal slow-downs and the power brake;
 not idleness, application clocks or the ordinary power cap."""
@@ -73,6 +76,11 @@ class StragglerData:
             empty = pd.DataFrame({c: [] for c in _COLUMNS})
             empty.attrs["notes"] = [str(err)]
             return empty
+
+    @property
+    def verdicts_soon(self) -> bool:
+        """Whether the verdicts are there, or there within about a second."""
+        return "verdicts" in self.__dict__ or self.m.present.size <= QUICK_CELLS
 
     @cached_property
     def groupings(self) -> tuple[str, ...]:

@@ -44,6 +44,8 @@ class Evidence:
     lines : dict of str to (time_s, own, others)
         For the plots; NaN where there is no sample.
     notes : list of str
+    beside : str
+        Whose numbers stand beside: ``"peers"``, or ``"other ranks"`` where there are none.
     """
 
     title: str
@@ -51,6 +53,7 @@ class Evidence:
     telemetry: list[tuple[str, str, str]]
     lines: dict[str, tuple[Array, Array, Array]]
     notes: list[str] = field(default_factory=list)
+    beside: str = "peers"
 
 
 def value_text(value: float, scale: str) -> str:
@@ -80,19 +83,27 @@ def evidence(data: StragglerData, ranks: Sequence[int], *, steps: tuple[int, int
     m = data.m
     inside = np.ones(len(m.steps), bool) if steps is None else (m.steps >= steps[0]) & (m.steps <= steps[1])
     mine = list(ranks)
-    alike = np.isin(m.role, m.role[mine]) & ~np.isin(np.arange(len(m.role)), mine)
-    others = np.flatnonzero(alike) if mine else np.empty(0, np.int64)
+    others, beside = _others(m, mine)
     numbers = [_line(m, key, label, inside, mine, others) for key, label in _keys(m)] if mine and inside.any() else []
     numbers = [n for n in numbers if any(text not in NOTHING for text in n[1:3])]
     told, lines = telemetry_lines(data, mine, _span(data, steps, mine))
-    notes = []
-    if mine and not len(others):
-        notes.append("no other rank has its role: compared with its own usual steps")
+    notes = (
+        ["no peer: the heatmap compares it with its own usual steps"] if len(mine) == 1 and beside != "peers" else []
+    )
     if not data.telemetry:
         notes.append("no telemetry in this run: record it to see clocks, power, temperature and the run queue")
     elif not told:
         notes.append("no telemetry of these ranks")
-    return Evidence(title, numbers, told, lines, notes)
+    return Evidence(title, numbers, told, lines, notes, beside)
+
+
+def _others(m: Measures, mine: list[int]) -> tuple[Array, str]:
+    """Return the ranks that a subject stands beside, and what they are: its peers; of a whole stage, which has none, all others."""
+    rest = ~np.isin(np.arange(len(m.role)), mine)
+    alike = rest & np.isin(m.role, m.role[mine]) if mine else np.zeros(len(rest), bool)
+    if alike.any():
+        return np.flatnonzero(alike), "peers"
+    return np.flatnonzero(rest) if mine else np.empty(0, np.int64), "other ranks"
 
 
 def _keys(m: Measures) -> list[tuple[str, str]]:

@@ -33,6 +33,8 @@ WIDTH, RIGHT, TOP, BOTTOM = 900, 26, 6, 52
 FONT = "font:12px system-ui,sans-serif"
 MOST_ROWS = 20
 """Verdicts in the table of a picture."""
+MOST_VICTIMS = 5
+"""Of these victims."""
 MOST_METRICS = 6
 """Heatmaps of a page whose cells are many."""
 MANY_CELLS = 5_000
@@ -44,6 +46,7 @@ STYLE = (
     ".mappnb-still-strag line{stroke:var(--jp-border-color2,#999);stroke-width:1}"
     ".mappnb-strag-list{border-collapse:collapse;font:12px system-ui,sans-serif}"
     ".mappnb-strag-list :is(th,td){padding:2px 12px 2px 0;text-align:left;vertical-align:top}"
+    ".mappnb-strag-list :is(th,td):not(:last-child){white-space:nowrap}"
     "[data-mappnb-twin]{animation:mappnb-late 0s 1.5s both}@keyframes mappnb-late{from{display:none}to{display:block}}</style>"
 )
 
@@ -114,12 +117,12 @@ def _raster(drawn: Picture, left: float, plot: float, height: float) -> str:
 
 def _marks(canvas: Canvas, data: StragglerData, drawn: Picture, x: float, size: float) -> None:
     """Draw a triangle at the edge of each row with a culprit."""
-    if drawn.grid is None or drawn.where.level == "rank":
+    if drawn.grid is None or drawn.where.level == "rank" or not data.verdicts_soon:
         return
     frame = data.verdicts
     guilty: set[int] = set()
     for kind, subject, verdict in zip(frame["subject_kind"], frame["subject"], frame["verdict"], strict=True):
-        if verdict == "culprit":
+        if verdict == "culprit" and kind in told.MARKED:
             guilty |= set(subject_ranks(str(kind), str(subject), data.m))
     for i, row in enumerate(drawn.grid.rows):
         if guilty & set(row.ranks):
@@ -144,9 +147,12 @@ def _scale(canvas: Canvas, drawn: Picture, x: float, y: float) -> None:
 
 
 def table_html(data: StragglerData) -> str:
-    """Return the verdicts as an HTML table."""
+    """Return the verdicts as an HTML table; of a large run only if they are known."""
+    if not data.verdicts_soon:
+        return f'<p style="{FONT};margin:4px 0">Verdicts: view.verdicts, then view.snapshot().</p>'
     found = told.verdicts_told(data)
-    rows = found["rows"][:MOST_ROWS]
+    victims = [row["index"] for row in found["rows"] if row["verdict"] == "victim"][MOST_VICTIMS:]
+    rows = [row for row in found["rows"] if row["index"] not in victims][:MOST_ROWS]
     out = ""
     if rows:
         head = "".join(f'<th scope="col">{html.escape(c)}</th>' for c in found["columns"])
@@ -193,6 +199,7 @@ class StragglersSnapshot:
     @classmethod
     def of(cls, data: StragglerData, drawn: Picture | None, *, code: str, said: str) -> StragglersSnapshot:
         """Take a picture of the view as it is."""
+        data.verdicts  # noqa: B018  (asked for: here they may take their time)
         table = table_html(data) if not data.why else ""
         return cls(svg(data, drawn), table, code, said, drawn.caption if drawn is not None else data.why)
 

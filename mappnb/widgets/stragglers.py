@@ -243,7 +243,9 @@ class Stragglers(View):
 
     def follow_selection(self, other: Any) -> None:
         """Select the ranks that are selected in ``other``."""
-        chosen = getattr(other, "chosen", None) or other.selection
+        if self._data.why:
+            return
+        chosen = other.chosen if hasattr(other, "chosen") else other.selection
         known = set(self._data.m.ranks.tolist())
         self._picked = Picked(tuple(r for r in chosen.ranks if r in known), None)
         self._tell_pick()

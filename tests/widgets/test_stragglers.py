@@ -294,6 +294,20 @@ def test_subjects_become_ranks(view):
     assert subject_ranks("job", "job", m) == ()
 
 
+def test_a_whole_stage_stands_beside_the_others(view):
+    front = Front(view)
+    told = front.ask("pick", ranks=[4, 5, 6, 7], steps=[FROM, 7])[0]
+    assert told["beside"] == "other ranks" and told["notes"] == []
+    compute = {row[0].strip(): row for row in told["numbers"]}["compute"]
+    values = view._data.m.values("compute_s")[FROM:]
+    ratio = np.median(values[:, 4:]) / np.median(values[:, :4])
+    assert compute[3] == f"{ratio:.2f}×"
+    told = front.ask("pick", ranks=[4, 5], steps=[FROM, 7])[0]
+    assert told["beside"] == "peers"
+    compute = {row[0].strip(): row for row in told["numbers"]}["compute"]
+    assert compute[3] == f"{np.median(values[:, 4:6]) / np.median(values[:, 6:]):.2f}×"
+
+
 FIXED = pd.DataFrame(
     [
         ("host", "host1", "culprit", "hardware", 0.2, 0.2, 3, 7, "all of it"),
@@ -310,11 +324,13 @@ def test_every_kind_of_subject_is_listed_and_can_be_picked(view, monkeypatch):
     front = Front(view)
     told = front.ask("verdicts")[0]
     assert [r["ranks"] for r in told["rows"]] == [[4, 5, 6, 7], [1, 5], []] and told["clear"] == 1
+    assert [r["marked"] for r in told["rows"]] == [True, True, False]
     assert [r["cells"][5] for r in told["rows"]] == ["3–7", "0–7", "–"]
     for i in range(3):
         picked = front.ask("pick", verdict=i)[0]
         assert picked["verdict"]["kind"] == FIXED["verdict"][i]
         assert view.selection["subject"].tolist() == [FIXED["subject"][i]]
+        assert picked["numbers"] and picked["ranks"] == told["rows"][i]["ranks"]
     assert "<b>who" not in view.twin_html() and "&lt;b&gt;who" in view.twin_html()
 
 
@@ -608,9 +624,12 @@ def test_a_large_run_is_small_for_the_browser(big, view):
 
 
 def test_the_twin_of_a_large_run_is_small(big, monkeypatch):
-    monkeypatch.setattr(_strag_data, "find_stragglers", lambda run: FIXED.iloc[:0].assign(evidence=[]))
+    asked = []
+    monkeypatch.setattr(_strag_data, "find_stragglers", lambda run: asked.append(run) or FIXED.copy())
     large = Stragglers(big)
-    assert len(large.twin_html()) < 200_000
+    assert len(large.twin_html()) < 200_000 and not asked, "the first look does not wait for the verdicts"
+    large.verdicts  # noqa: B018
+    assert "1-&gt;5" in large.twin_html()
     large.set(rows="rank")
     assert large.columns["value"].shape[0] <= 256 and len(large.twin_html()) < 200_000
 

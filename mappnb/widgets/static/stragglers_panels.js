@@ -118,7 +118,7 @@ class EvidencePanel {
     }
     parts.push(this.buttons(told, still));
     const telemetry = told.telemetry.length ? [make("div", {}, [this.telemetry(told), this.key()])] : [];
-    const numbers = told.numbers.length ? [make("div", {}, [this.numbers(told.numbers)])] : [];
+    const numbers = told.numbers.length ? [make("div", {}, [this.numbers(told)])] : [];
     parts.push(make("div", { class: "mappnb-strag-tables" }, [...numbers, ...telemetry]));
     for (const note of told.notes) parts.push(make("p", { class: "mappnb-muted", text: note, dir: "auto" }));
     this.node.replaceChildren(...parts);
@@ -138,14 +138,14 @@ class EvidencePanel {
     return make("div", { class: "mappnb-strag-buttons" }, shown);
   }
 
-  numbers(rows) {
-    const lines = rows.map(([label, own, peers, change, key]) => {
+  numbers({ numbers, beside }) {
+    const lines = numbers.map(([label, own, peers, change, key]) => {
       const button = make("button", { type: "button", class: "mappnb-strag-metric", text: label.trim(), title: "Colour the heatmap by this" });
       button.onclick = () => this.on.metric(key);
       const head = make("th", { scope: "row", class: label.startsWith(" ") ? "mappnb-strag-inner" : null }, [button]);
       return make("tr", {}, [head, ...[own, peers, change].map((text) => make("td", { text }))]);
     });
-    return EvidencePanel.frame("Medians per step", ["per step, median", "this", "peers", ""], lines);
+    return EvidencePanel.frame("Medians per step", ["per step, median", "this", beside, ""], lines);
   }
 
   telemetry(told) {

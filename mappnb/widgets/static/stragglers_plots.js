@@ -213,7 +213,7 @@ class HeatBox extends FigureBox {
     if (!this.told || this.told.bars || this.told.level === "rank") return new Set();
     const worst = new Map();
     for (const verdict of ["victim", "undecided", "culprit"]) {
-      const ranks = new Set(rows.filter((r) => r.verdict === verdict).flatMap((r) => r.ranks));
+      const ranks = new Set(rows.filter((r) => r.marked && r.verdict === verdict).flatMap((r) => r.ranks));
       this.told.rows.forEach((row, i) => row.ranks.some((r) => ranks.has(r)) && worst.set(i, verdict));
     }
     const shown = [...worst].filter(([, v]) => v === "culprit" || this.rows <= MOST_MARKED);
