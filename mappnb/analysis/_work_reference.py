@@ -71,8 +71,8 @@ def _table(events: xr.Dataset) -> Table:
         steps,
         ranks,
         list(zip(part_kind.tolist(), part_stage.tolist(), strict=True)),
-        cells.self_ns.reshape(*grid, -1),
-        cells.count.reshape(*grid, -1),
+        cells.self_ns.reshape(*grid, len(part_kind)),
+        cells.count.reshape(*grid, len(part_kind)),
         np.stack(
             [
                 cells.first,
