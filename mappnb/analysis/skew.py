@@ -275,7 +275,9 @@ def _pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return forward and backward of each microbatch on each rank, over the mean of its stage there."""
     kind = np.where(table["phase"].isin(BACKWARD), "backward", np.where(table["phase"] == "forward", "forward", ""))
     keys = ["step", "rank", "dp_rank", "stage", "microbatch"]
-    wide: pd.DataFrame = table.assign(kind=kind)[kind != ""].pivot_table("seconds", keys, "kind", aggfunc="sum").reset_index()
+    wide: pd.DataFrame = (
+        table.assign(kind=kind)[kind != ""].pivot_table("seconds", keys, "kind", aggfunc="sum").reset_index()
+    )
     for name in ("forward", "backward"):
         if name not in wide:
             wide[name] = np.nan
