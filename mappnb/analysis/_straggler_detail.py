@@ -6,16 +6,21 @@ import numpy as np
 import xarray as xr
 
 from mappnb.analysis._straggler_find import Excess, Finding, Settings
+from mappnb.analysis._straggler_job import find_job
 from mappnb.analysis._straggler_layers import slow_layer
 from mappnb.analysis._straggler_links import find_links
 from mappnb.analysis._straggler_skew import find_skew
 from mappnb.analysis._straggler_source import Source
 from mappnb.analysis._straggler_telemetry import MORE_TOKENS, Beside
+from mappnb.analysis.skew import length_model
+from mappnb.errors import MappnbError
 from mappnb.layout import Layout
 from mappnb.run import Run
 
 __all__ = ["add_details"]
 
+FITTED = 8
+"""Steps to which lengths are fitted at most."""
 LOOKED_INTO = 16
 """Findings, the largest first, whose layers are looked into."""
 
@@ -54,7 +59,24 @@ def add_details(
     _causes(findings, source, excess, layout, beside)
     transfer_s = judged["transfer_s"].values.astype(np.float64)
     links = find_links(source, excess, transfer_s, settings, notes)
-    return findings + links + find_skew(source, excess, judged, layout, settings)
+    skew = find_skew(source, excess, judged, layout, settings)
+    for f in skew:
+        _lengths(f, run, beside, excess)
+    return findings + links + skew + find_job(excess, skew, settings)
+
+
+def _lengths(skew: Finding, run: Run | xr.Dataset, beside: Beside, excess: Excess) -> None:
+    """Say how much of the excess recorded lengths explain."""
+    if not isinstance(run, Run) or beside.metrics is None or "document_tokens" not in beside.metrics.name.values:
+        return
+    steps = excess.table.step[skew.active[:FITTED]]
+    try:
+        explained = length_model(run, step=steps.tolist())["excess_explained"].values
+    except MappnbError:
+        return  # lengths of other steps only
+    if np.isfinite(explained).any():
+        share = float(np.nanmedian(explained))
+        skew.evidence.append(f"the recorded lengths explain {share:.0%} of the time above the mean (length_model)")
 
 
 def _causes(findings: list[Finding], source: Source, excess: Excess, layout: Layout, beside: Beside) -> None:

@@ -199,7 +199,9 @@ def _finding(excess: Excess, rank: int, kinds: dict[str, Spell]) -> Finding:
     main = max(cost, key=lambda k: cost[k])
     spell = kinds[main]
     compute = float(np.nanmedian(excess.compute[active, rank]))
-    out = Finding("rank", str(int(excess.table.rank[rank])), [rank], "culprit", effect_s=sum(cost.values()))
+    total = sum(_in_steps(excess.seconds[k][:, rank], s.active) for k, s in kinds.items())
+    effect = float(np.median(np.asarray(total)[active]))
+    out = Finding("rank", str(int(excess.table.rank[rank])), [rank], "culprit", effect_s=effect)
     out.ratio, out.z, out.active, out.lasting, out.kinds = (
         1 + out.effect_s / compute,
         spell.z,
@@ -219,6 +221,13 @@ def _finding(excess: Excess, rank: int, kinds: dict[str, Spell]) -> Finding:
     if not out.peers and active[0] == 0:
         out.verdict = "undecided"
         out.evidence.append("from the first step on, and it has no peer: it may be the later steps that are unusual")
+    return out
+
+
+def _in_steps(series: Array, active: Array) -> Array:
+    """Return a series with 0 outside these steps."""
+    out = np.zeros(len(series))
+    out[active] = np.nan_to_num(series[active])
     return out
 
 

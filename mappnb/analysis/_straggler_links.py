@@ -10,7 +10,7 @@ import pandas as pd
 
 from mappnb.analysis._straggler_base import Table, baseline
 from mappnb.analysis._straggler_find import Excess, Finding, Settings
-from mappnb.analysis._straggler_source import Source, longest_stretch
+from mappnb.analysis._straggler_source import Source
 from mappnb.analysis._straggler_tests import Spell, noise_of, rejected, spells
 from mappnb.analysis._suspects import judge, suspects_of
 from mappnb.analysis._transfers import transfers
@@ -106,7 +106,7 @@ def _same_steps(a: Spell, b: Spell) -> bool:
 
 def _look(source: Source, spell: Spell) -> tuple[pd.DataFrame, dict[int, str]]:
     """Return what is suspect among the calls of a spell, and the host of each rank."""
-    steps = source.within(longest_stretch(spell.active), EVENTS)
+    steps = source.within(np.arange(spell.first, spell.last + 1), EVENTS)
     events = source.events(steps)
     hosts = hosts_of_events(source.run, events, None)
     calls, members = transfers(events, hosts)

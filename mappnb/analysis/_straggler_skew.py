@@ -24,6 +24,8 @@ LEAST_PAIRS = 8
 """Microbatches of a rank, below which its correlation says nothing."""
 SHARE = 0.5
 """Share of the ranks that must show it: the data are everybody's."""
+PART = 0.25
+"""A step is one with unequal data if its longest rank is so much of the median ahead of the mean: heavy tails make some steps mild."""
 EVENTS = 300_000
 """Events that are read at most."""
 RANKS = 128
@@ -151,7 +153,7 @@ def _job(excess: Excess, found: pd.DataFrame, number: int, settings: Settings) -
             there = np.isfinite(compute[:, mine])
             seconds = np.where(there, compute[:, mine], 0.0)
             cost = np.maximum(cost, seconds.max(1) - seconds.sum(1) / np.maximum(there.sum(1), 1))
-    active = np.flatnonzero(cost >= np.median(cost) / 2)
+    active = np.flatnonzero(cost >= PART * np.median(cost))
     effect = float(np.median(cost[active])) if len(active) else 0.0
     if effect < settings.least_fraction * float(np.median(table.step_s)):
         return []

@@ -22,6 +22,8 @@ CAUSES: tuple[str, ...] = (
 ONE_FACTOR = 0.35
 """Phases are slow by one factor if their log ratios differ by at most this share of their mean. The slow GPU of AR has 2.50 and 2.26,
 which is 0.12; slow in the forward alone is 2."""
+NORMAL = 0.2
+"""A phase is not slow if its excess is at most this share of that of the slow one: what noise and a busier processor leave."""
 SAME = 0.02
 """Log ratios that differ by less are the same whatever their mean: phases differ by as much between healthy ranks."""
 MOST_STEPS = 100
@@ -97,8 +99,17 @@ def explain(finding: Finding, work: xr.Dataset, excess: Excess) -> None:
     if one_factor(ratios):
         finding.cause = "hardware"
         finding.evidence.append(f"{words}: one factor")
+    elif (alone := only_phase(ratios)) is not None:
+        finding.cause = "layer"
+        finding.evidence.append(f"{words}: only its {alone}")
     else:
         finding.evidence.append(f"{words}: not one factor")
+
+
+def only_phase(ratios: Mapping[str, float]) -> str | None:
+    """Return the phase that alone is slow, None where there is none."""
+    excess = sorted(((max(v - 1, 0.0), k) for k, v in ratios.items()), reverse=True)
+    return excess[0][1] if excess[0][0] > 0 and all(x <= NORMAL * excess[0][0] for x, _ in excess[1:]) else None
 
 
 def one_factor(ratios: Mapping[str, float]) -> bool:
