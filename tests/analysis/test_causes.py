@@ -192,7 +192,7 @@ def test_the_page_states_the_thresholds_as_they_are():
     )
     for name, value in re.findall(r"\| `([A-Z_]+)`[^|]*\| ([\d./]+)", page):
         here = [getattr(m, name) for m in modules if hasattr(m, name)]
-        assert here and here[0] == pytest.approx(eval(value) if "/" in value else float(value)), name
+        assert here and here[0] == pytest.approx(float(Fraction(value))), name
     for name, value in re.findall(r"\| `([a-z_]+)` \| ([\d.]+) \|", page):
         assert getattr(stragglers, name.upper()) == float(value), name
 
