@@ -230,6 +230,9 @@ def test_a_step_shows_operations_against_peers(run):
     compute = sum(t for i, t in times.items() if own["category"].values[i] == "compute")
     assert table.loc[table["category"] == "compute", "own_s"].sum() == pytest.approx(compute)
     assert table["label"].iloc[0] == "backward_step, backward, stage 1", "the largest excess comes first"
+    assert "mark" in own["category"].values and "mark" not in set(table["category"]), (
+        "a mark around the step is no work"
+    )
     assert table["own_s"].iloc[0] / table["peers_s"].iloc[0] == pytest.approx(FACTOR, rel=0.05)
     assert view.code == f"run.stragglers(rank={SLOW}, step=6)"
 
@@ -425,6 +428,8 @@ def test_prices_are_those_of_what_if(view):
     np.testing.assert_allclose(frame["cost"], sorted(prices["slowdown_by_rank"].values - 1, reverse=True))
     error = abs(float(prices["replay_error"]))
     assert (frame["reliable"] == (np.abs(frame["cost"]) > error)).all()
+    drawn = json.dumps(front.ask("prices", by="rank", theme="light")[0]["figure"])
+    assert all(f'"rank {r}"' in drawn for r in range(8))
     assert "expected one of" in front.ask("prices", by="moon", theme="light")[0]["text"]
 
 
