@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mappnb import Layout
-from mappnb.analysis import match
+from mappnb.analysis import last_arrivals
 from mappnb.terms import Op
 
 LEAST_LAG = 0.05
@@ -20,17 +20,9 @@ def latest(events, how_many: int) -> list[int]:
 
     The lag of the last member is over the last but one: of a whole late group none is blamed for the others.
     """
-    calls = match(events)
-    calls = calls.isel(call=np.flatnonzero((calls.op.values != "send_recv") & calls.complete.values))
-    if not calls.sizes["call"]:
-        return []
-    there = calls["rank"].values >= 0
-    start = np.where(there, calls.start_ns.values, np.iinfo(np.int64).min)
-    start, rank = start[there.sum(axis=1) > 1], calls["rank"].values[there.sum(axis=1) > 1]
-    order = np.argsort(start, axis=1)
-    rows = np.arange(len(start))
-    last, before = order[:, -1], order[:, -2]
-    lag = np.bincount(rank[rows, last], weights=start[rows, last] - start[rows, before])
+    calls = last_arrivals(events)
+    kept = calls.complete.values
+    lag = np.bincount(calls.last_rank.values[kept], weights=calls.margin_ns.values[kept])
     span = float((events.start_ns.values + events.duration_ns.values).max() - events.start_ns.values.min())
     best = np.argsort(-lag)[:how_many]
     return [int(r) for r in best if lag[r] > LEAST_LAG * span]
