@@ -55,7 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     report = command("report", _report, "Write a self-contained HTML report of a run.")
     report.add_argument("run_dir")
-    report.add_argument("-o", "--output", help="HTML file (default: RUN_DIR/report.html)")
+    report.add_argument(
+        "-o", "--output", help="file (default: RUN_DIR/report.html); a name in .json gets the JSON alone"
+    )
+    report.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     _watch_options(command("watch", _watch, "Follow a run: say who becomes slow, why, and when it is over."))
     demo = command("demo", _demo, "Train a small Megatron-core GPT on several processes, record it, attach and report.")
     _demo_options(demo)
@@ -176,7 +179,7 @@ def _export(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from mappnb.report import write_report
 
-    print(write_report(args.run_dir, args.output))
+    print(write_report(args.run_dir, args.output, json_output=args.json))
     return 0
 
 

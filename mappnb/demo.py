@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from mappnb.errors import DependencyError, LayoutError, RunExistsError
-from mappnb.report import next_steps, summary, write_report
+from mappnb.report import add_findings, next_steps, summary, verdict_lines, write_report
 from mappnb.run import Run, attach
 from mappnb.terms import BREAKDOWN
 from mappnb.testing.gpt_settings import StepReport, TrainSettings
@@ -50,7 +50,7 @@ def demo(args: argparse.Namespace) -> int:
     if not run.steps.sizes["step"]:
         print(f"no step was finished; what was recorded is in {run_dir}")
         return 130
-    facts = summary(run)
+    facts = add_findings(run, summary(run))
     print(terminal_report(run, facts))
     print(f"report    {write_report(run, facts=facts)}")
     print(f"took      {time.monotonic() - began:.0f} s\n\nopen next, in a notebook (make lab):\n")
@@ -179,6 +179,7 @@ def terminal_report(run: Run, facts: dict[str, Any]) -> str:
     meta = run.meta
     lines += ["", f"events    {run.events.sizes['event']:,} on {meta['world_size']} ranks, {meta['dropped']} dropped"]
     lines += [f"degraded  rank {r}: {why}" for r, why in meta["degraded"].items()]
+    lines += [f"verdict   {line}" for line in verdict_lines(facts)]
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,9 @@ def _colour(what: str) -> str:
     return f"var(--c-p-{what})" if what in ("forward", "backward") else f"var(--c-e-{what})"
 
 
-def step_timeline(events: xr.Dataset, *, labels: Mapping[int, str], width: int = 1000) -> str:
+def step_timeline(
+    events: xr.Dataset, *, labels: Mapping[int, str], marked: Collection[int] = (), width: int = 1000
+) -> str:
     """Return the timeline of one step as SVG with its legend.
 
     Parameters
@@ -67,6 +69,8 @@ def step_timeline(events: xr.Dataset, *, labels: Mapping[int, str], width: int =
         One step.
     labels : mapping of int to str
         Name of each rank's lane.
+    marked : collection of int
+        Ranks whose lanes are marked.
     """
     columns = timeline_columns(events)
     ranks = sorted({int(r) for r in columns["rank"]})
@@ -80,7 +84,10 @@ def step_timeline(events: xr.Dataset, *, labels: Mapping[int, str], width: int =
         canvas.text(LEFT + tick * scale, height - svg.BOTTOM + 18, f"{tick:g}", anchor="middle")
     for rank in ranks:
         y = svg.TOP + lane[rank] * (LANE + GAP)
-        canvas.text(LEFT - 8, y + 18, labels.get(rank, f"rank {rank}"), anchor="end")
+        if rank in marked:
+            canvas.rect(0, y - GAP / 2, width, LANE + GAP, fill="var(--c-b-wait_peer)", extra=' opacity=".16"')
+        name = labels.get(rank, f"rank {rank}")
+        canvas.text(LEFT - 8, y + 18, name, anchor="end", cls="t mark" if rank in marked else "t")
         canvas.line(LEFT, y + LANE + GAP / 2, width - svg.RIGHT, y + LANE + GAP / 2)
     for i in np.argsort(columns["block"], kind="stable").tolist():  # stripes first, blocks above
         _draw(canvas, {k: v[i] for k, v in columns.items()}, lane, scale)

@@ -113,7 +113,7 @@ def test_report_needs_nothing_else(run_dir, capsys):
     page.feed(text)
     assert page.outside == [] and page.open == [] and "script" not in page.tags
     assert "http" not in re.sub(r"arxiv:\S+", "", text) and "@import" not in text and "url(" not in text
-    assert page.tags.count("svg") == 4
+    assert page.tags.count("svg") == 8  # heatmap, three what-if charts, two curves, one step, breakdown
     assert "rank 3 · pp1 dp1" in text
 
 
