@@ -237,6 +237,15 @@ def test_a_step_shows_operations_against_peers(run):
     assert view.code == f"run.stragglers(rank={SLOW}, step=6)"
 
 
+def test_a_mark_around_the_step_is_no_work(run):
+    own = run.sel(step=6, rank=SLOW)
+    holed = own.isel(
+        event=np.flatnonzero(own["category"].values != "optimizer")
+    )  # where it was, only the mark of the step is left
+    assert "mark" in holed["category"].values
+    assert "mark" not in set(op_rows(holed, SLOW).frame["category"])
+
+
 def test_operations_of_a_rank_without_peers(run):
     ops = op_rows(run.sel(step=6, rank=SLOW), SLOW)
     assert ops.num_peers == 0 and np.isnan(ops.frame["peers_s"]).all()
