@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -13,7 +12,7 @@ import xarray as xr
 
 from mappnb.analysis._work_parts import COMPUTE_KINDS
 
-__all__ = ["KINDS", "Table", "baseline", "own_baseline", "roles", "table_of"]
+__all__ = ["KINDS", "Table", "baseline", "own_baseline", "table_of"]
 
 Array = np.ndarray[Any, Any]
 QUARTILE = 0.25
@@ -70,9 +69,9 @@ def table_of(work: xr.Dataset, coordinate: Array | None = None, role: Array | No
     work : Dataset, dims (step, rank, part)
         As :func:`mappnb.analysis.work` gives it.
     coordinate : int array, shape (rank,), optional
-        Pipeline coordinate, for :func:`roles`.
+        Pipeline coordinate, that tells ranks apart where no compute has a stage.
     role : int array, shape (rank,), optional
-        Role of each rank; by default :func:`roles`.
+        Role of each rank; by default ranks that work on the same stages have the same.
     """
     present = work["present"].values
     kinds, stage = work["part_kind"].values.astype(str), work["part_stage"].values
@@ -93,32 +92,22 @@ def table_of(work: xr.Dataset, coordinate: Array | None = None, role: Array | No
         mine = np.flatnonzero((count[:, :, i] > 0).any(0))
         by_stage[int(s)] = mine, np.where(count[:, mine, i] > 0, seconds[:, mine, i], np.nan)
     if role is None:
-        role = roles(by_stage, len(present.T), coordinate)
+        does = np.zeros((present.shape[1], len(stages)), bool)
+        for i, (mine, _) in enumerate(by_stage.values()):
+            does[mine, i] = True
+        role = _alike(does, coordinate)
     host = work["host"].values if "host" in work.coords else np.full(work.sizes["rank"], "", object)
     return Table(work["step"].values, work["rank"].values, role, host, out, by_stage, present, work["step_s"].values)
 
 
-def roles(stages: Mapping[int, tuple[Array, Array]], num_ranks: int, coordinate: Array | None) -> Array:
-    """Return a number per rank, equal for ranks that work on the same stages.
-
-    Parameters
-    ----------
-    stages : mapping of int to (int array, float array)
-        As of :class:`Table`.
-    num_ranks : int
-        Ranks.
-    coordinate : int array, shape (rank,), optional
-        Pipeline coordinate, that tells ranks apart where no compute has a stage.
-    """
-    if not stages:
+def _alike(does: Array, coordinate: Array | None) -> Array:
+    """Return a number per rank, equal where the rows are, dims (rank, stage or part)."""
+    if not does.shape[1]:
         return (
-            np.zeros(num_ranks, np.int64)
+            np.zeros(len(does), np.int64)
             if coordinate is None
             else np.unique(coordinate, return_inverse=True)[1].ravel()
         )
-    does = np.zeros((num_ranks, len(stages)), bool)
-    for i, (mine, _) in enumerate(stages.values()):
-        does[mine, i] = True
     return np.unique(does, axis=0, return_inverse=True)[1].ravel()
 
 
@@ -203,8 +192,8 @@ def _level(
     key: tuple[str, int],
 ) -> tuple[Array, Array, Array, Array]:
     """Return (level, how many others, expected place, spread) of the ranks of one role."""
-    cover = None if hidden is None else hidden[:, mine]
-    bare = cover is None or not cover.any()
+    cover = np.zeros((len(seconds), len(mine)), bool) if hidden is None else hidden[:, mine]
+    bare = not cover.any()
     if known is not None and bare and key in known:
         return known[key]
     columns = seconds[:, mine] if bare else np.where(cover, np.nan, seconds[:, mine])

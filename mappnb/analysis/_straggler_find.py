@@ -127,7 +127,7 @@ def excess_of(table: Table, work: dict[str, Array], hidden: Array | None = None,
     imposed = imposed - baseline(imposed, table.role, hidden, relative=False, known=known, kind="imposed")[0]
     blocked = np.where(table.present, work["wait_s"] + work["transfer_s"], np.nan)
     less = baseline(blocked, table.role, hidden, relative=False, quantile=0.5, known=known, kind="blocked")[0] - blocked
-    has_calls = (work["calls"] > 0).any(0)
+    has_calls = np.asarray((work["calls"] > 0).any(0))
     if "host" in out:
         out["host"] = _held_up(out["host"], table, imposed, has_calls)
     return Excess(table, out, level, peers, imposed, less, has_calls)

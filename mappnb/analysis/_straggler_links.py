@@ -124,19 +124,19 @@ def _doubted(suspects: pd.DataFrame, calls: pd.DataFrame, hosts: Mapping[int, st
     rated = calls[(calls["source"] >= 0) & calls["seconds"].notna()]
     here, there = (rated[n].map(lambda r: hosts.get(int(r), "")) for n in ("source", "destination"))
     ways = pd.Series(list(zip(here, there, strict=True)), dtype=object).value_counts().to_dict()
-    out = suspects.copy()
-    for i, row in enumerate(suspects.to_dict("records")):
+    rows = suspects.to_dict("records")
+    for row in rows:
         first, arrow, last = str(row["subject"]).partition("->")
         if row["subject_kind"] != "link" or not arrow:
             continue
         ends = tuple(hosts.get(int(x), "") if x.isdigit() and x not in hosts.values() else x for x in (first, last))
         each_s = float(row["excess_s"]) / max(ways.get(ends, 1), 1)
         if ends[0] != ends[1] and (ends[1], ends[0]) not in ways and each_s < CLOCK_ERROR_S:
-            out.loc[i, "verdict"] = "undecided"
-            out.loc[i, "evidence"] += (
+            row["verdict"] = "undecided"
+            row["evidence"] += (
                 "; clocks of the two hosts that differ would look the same, and the way back does not tell"
             )
-    return out
+    return pd.DataFrame(rows, columns=suspects.columns)
 
 
 def _finding(

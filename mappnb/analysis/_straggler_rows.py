@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from mappnb.analysis._straggler_base import Table
 from mappnb.analysis._straggler_find import Excess, Finding
 
-__all__ = ["COLUMNS", "frame"]
+__all__ = ["COLUMNS", "frame", "own_excess", "sentence"]
+
+Array = np.ndarray[Any, Any]
 
 COLUMNS = (
     "subject_kind", "subject", "verdict", "cause", "effect_s", "effect_fraction", "first_step", "last_step", "evidence",
@@ -55,10 +59,10 @@ def frame(findings: list[Finding], excess: Excess, begin: int | None = None) -> 
     return out.sort_values("effect_s", ascending=False, kind="stable").reset_index(drop=True)
 
 
-def own_excess(excess: Excess) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def own_excess(excess: Excess) -> tuple[Array, Array]:
     """Return of each rank the median excess of its self time, holes left out, s, and that as a ratio to its peers."""
     parts = [np.nan_to_num(s) for k, s in excess.seconds.items() if k != "host"]
-    total = np.sum(parts, axis=0) if parts else np.zeros(excess.table.present.shape)
+    total = np.asarray(sum(parts) if parts else np.zeros(excess.table.present.shape))
     if not len(total):
         return np.zeros(total.shape[1]), np.ones(total.shape[1])
     own = np.median(total, axis=0)

@@ -24,6 +24,10 @@ LEAST_PAIRS = 8
 """Microbatches of a rank, below which its correlation says nothing."""
 SHARE = 0.5
 """Share of the ranks that must show it: the data are everybody's."""
+BEGINS = 5.0
+"""Standard errors by which steps must differ from those before, in log cost, for the data to be called unequal from there on only."""
+LEAST_SIDE = 3
+"""Steps on either side of where that may begin."""
 PART = 0.25
 """A step is one with unequal data if its longest rank is so much of the median ahead of the mean: heavy tails make some steps mild."""
 EVENTS = 300_000
@@ -65,7 +69,7 @@ def signature(events: xr.Dataset) -> pd.DataFrame:
     sums = pd.DataFrame(square).groupby(level=where).sum()
     mean, pairs = both["forward"].groupby(level=where).mean(), both["forward"].groupby(level=where).size()
     with np.errstate(divide="ignore", invalid="ignore"):
-        correlation = sums["fb"] / np.sqrt(sums["ff"] * sums["bb"])
+        correlation = pd.Series(sums["fb"] / np.sqrt(sums["ff"] * sums["bb"]), dtype=float)
     return pd.DataFrame({"correlation": correlation, "variation": np.sqrt(sums["ff"] / pairs) / mean, "pairs": pairs})
 
 
@@ -143,6 +147,20 @@ def _sample(excess: Excess, layout: Layout) -> list[int]:
     return [int(r) for r in ranks[:: -(-len(ranks) // RANKS)]]
 
 
+def _unequal(cost: Array) -> Array:
+    """Return the steps with unequal data: from where they begin to be so, if they do within the run, but for the mildest."""
+    value = np.log(np.maximum(cost, 1e-9))
+    best, begin = BEGINS, 0
+    for k in range(LEAST_SIDE, len(value) - LEAST_SIDE + 1):
+        before, after = value[:k], value[k:]
+        error = np.hypot(before.std(), after.std()) / np.sqrt(min(k, len(value) - k))
+        t = float(after.mean() - before.mean()) / max(error, 1e-9)
+        if t > best:
+            best, begin = t, k
+    late = np.arange(len(cost)) >= begin
+    return np.flatnonzero(late & (cost >= PART * np.median(cost[late])))
+
+
 def _job(excess: Excess, found: pd.DataFrame, number: int, settings: Settings) -> list[Finding]:
     """Return the finding: what the longest rank of a stage takes more than the mean of its stage."""
     table, compute = excess.table, excess.table.seconds["compute"]
@@ -153,7 +171,7 @@ def _job(excess: Excess, found: pd.DataFrame, number: int, settings: Settings) -
             there = np.isfinite(compute[:, mine])
             seconds = np.where(there, compute[:, mine], 0.0)
             cost = np.maximum(cost, seconds.max(1) - seconds.sum(1) / np.maximum(there.sum(1), 1))
-    active = np.flatnonzero(cost >= PART * np.median(cost))
+    active = _unequal(cost)
     effect = float(np.median(cost[active])) if len(active) else 0.0
     if effect < settings.least_fraction * float(np.median(table.step_s)):
         return []

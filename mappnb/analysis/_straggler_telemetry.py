@@ -124,7 +124,7 @@ class Beside:
             return {}
         ranks, at = np.unique(rank, return_inverse=True)
         load = dict(zip(ranks.tolist(), np.bincount(at, weights=value).tolist(), strict=True))
-        out = {}
+        out: dict[int, float] = {}
         for group in layout.groups("ep"):
             each = [load[r] for r in group if r in load]
             mean = float(np.mean(each)) if each else 0.0

@@ -30,6 +30,8 @@ LEAST_SPELL = 2
 """Steps in a row, below which a slow spell is a hiccup (and may be one of many)."""
 ROW_PRIOR = 0.005
 """Hiccups are taken to follow one another once in two hundred, unless the run shows that they do more often."""
+LEAST_JUMPS = 4
+"""Changes from step to step, below which a spell does not tell its own noise."""
 LONG = 8
 """A spell of so many steps is none of the hiccups by which others are judged."""
 LEAST_HICCUPS = 3
@@ -222,12 +224,21 @@ def _moved(series: Array, level: float, noise: Noise, least: float) -> Spell | N
         if level < least:
             return None
     number = len(inside)
-    z = float(noise.z(level, number))
+    wild = max(
+        noise.step, _own_sigma(series[a : b + 1])
+    )  # where lengths or load vary only from some step on, its noise counts
+    z = float(replace(noise, step=wild).z(level, number))
     windows = (
         max(np.isfinite(series).sum() / number, 1.0) ** 2
     )  # places times lengths that the search could have ended in
     active = a + np.flatnonzero(series[a : b + 1] > level / 2)
     return Spell(a, b, active, float(np.median(inside)), z, min(1.0, tail(z, noise.df) * windows), True)
+
+
+def _own_sigma(series: Array) -> float:
+    """Return the standard deviation of a step within a spell; 0 where that is too short to say."""
+    jump = np.abs(np.diff(series[np.isfinite(series)]))
+    return float(np.median(jump)) * 1.4826 / math.sqrt(2) if len(jump) >= LEAST_JUMPS else 0.0
 
 
 def _known(values: Array) -> Array:
