@@ -28,6 +28,8 @@ HIDDEN = 0.5
 """If a gain is less than this share of the effect, it is said that the rest hides behind something else."""
 MOST_LANES = 24
 """Lanes of the worst step at most."""
+MOST_LETTERS = 22
+"""Letters of a bar's name that have room."""
 ORDER = ("culprit", "undecided", "victim")
 Facts = dict[str, Any]
 
@@ -58,7 +60,10 @@ def verdicts(facts: Facts) -> str:
                 ],
                 "evidence": shown["evidence"].to_numpy(),
             },
-            index=(shown["subject_kind"] + " " + shown["subject"]).to_numpy(),
+            index=[
+                "the job" if k == "job" else f"{k} {s}"
+                for k, s in zip(shown["subject_kind"], shown["subject"], strict=True)
+            ],
         )
         out = f"<div class='scroll'>{table(frame, 'who', text=('verdict', 'cause', 'evidence'))}</div>"
         if len(rows) > MOST_ROWS:
@@ -105,12 +110,16 @@ def _beside(run: Run, marked: list[int], ranks: list[int]) -> list[int]:
     if len(ranks) <= MOST_LANES:
         return ranks
     layout = run.layout
-    out = list(marked[: MOST_LANES // 2])
-    if marked and max(ranks) < layout.world_size:
-        here = layout.coords(marked[0])
-        near = [r for r in ranks if (c := layout.coords(r))["dp"] == here["dp"] or c["pp"] == here["pp"]]
-        near.sort(key=lambda r: sum(layout.coords(r)[k] != v for k, v in here.items()))
-        out += [r for r in near if r not in out]
+    out = list(marked[: MOST_LANES // 3])
+    if out and max(ranks) < layout.world_size:
+        place = {r: layout.coords(r) for r in ranks}
+        replicas, stage = {place[r]["dp"] for r in out}, place[out[0]]["pp"]
+        far = {
+            r: (c["dp"] != place[out[0]]["dp"], c["pp"] == stage, sum(c[k] != v for k, v in place[out[0]].items()))
+            for r, c in place.items()
+            if c["dp"] in replicas or c["pp"] == stage
+        }
+        out += [r for r in sorted(far, key=lambda r: far[r]) if r not in set(out)]
     out += [r for r in ranks if r not in set(out)][:MOST_LANES]
     return sorted(out[:MOST_LANES])
 
@@ -141,6 +150,10 @@ def lost(facts: Facts) -> str:
     return card_row(cards) + f"<div class='two' style='margin-top:12px'>{charts}</div>" + about
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
+
+
 def _percent(value: float) -> str:
     return f"{value:.2%}" if value >= LEAST_SHOWN else f"below {LEAST_SHOWN:.2%}"
 
@@ -150,7 +163,7 @@ def _bars(told: Any, by: str) -> str:
     order = np.argsort(-column.values, kind="stable")[:MOST_BARS]
     order = np.sort(order) if by != "op" else order
     words = {"stage": "stage", "dp_rank": "data-parallel rank", "op": ""}[by]
-    labels = [f"{words} {v}".strip().replace("_", " ") for v in column[by].values[order].tolist()]
+    labels = [_short(f"{words} {v}".strip().replace("_", " ")) for v in column[by].values[order].tolist()]
     values = [max(0.0, (v - 1) * 100) for v in column.values[order].tolist()]
     title = {"stage": "by stage", "dp_rank": "by data-parallel rank", "op": "by operation"}[by]
     many = f", the {MOST_BARS} largest of {len(column)}" if len(column) > MOST_BARS else ""

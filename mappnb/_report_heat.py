@@ -87,7 +87,7 @@ def heatmap(work: xr.Dataset, layout: Layout, *, labels: Mapping[int, str], name
             canvas.text(left - 8, svg.TOP + cell_h * (i + 1) - 2, labels.get(r, f"rank {r}"), anchor="end", cls=mark)
     for c in sorted({round(x) for x in np.linspace(0, len(first) - 1, min(9, len(first)))}):
         canvas.text(left + (c + 0.5) * w, height - svg.BOTTOM + 16, str(int(steps[first[c]])), anchor="middle")
-    canvas.text((left + width - svg.RIGHT) / 2, height - 2, "step", anchor="middle", cls="t axis")
+    canvas.text((left + width - svg.RIGHT) / 2, height - 4, "step", anchor="middle", cls="t axis")
     said = "Self time over that of the peers in the same step" + (
         "; of ranks without peers, over their own usual." if layout.world_size else "."
     )

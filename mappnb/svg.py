@@ -174,7 +174,7 @@ def stacked_bars(
                     cls="t inbar" + (" onlight" if name == "idle" else ""),
                 )
             x += w
-    canvas.text((left + width - RIGHT) / 2, height - 2, unit, anchor="middle", cls="t axis")
+    canvas.text((left + width - RIGHT) / 2, height - 4, unit, anchor="middle", cls="t axis")
     return canvas.render()
 
 

@@ -93,7 +93,11 @@ def _place(row: Any, hosts: Mapping[int, str]) -> str:
     if row.subject_kind != "rank":
         return f"{row.subject_kind} {row.subject}"
     host = hosts.get(int(row.subject), "")
-    return f"host {host} (rank {row.subject})" if host else f"the host of rank {row.subject}"
+    if (
+        not host or len(set(hosts.values())) == 1
+    ):  # a single host is no choice, and where ranks are many, it is not known
+        return f"the GPU of rank {row.subject}"
+    return f"host {host} (rank {row.subject})"
 
 
 def _hardware(row: Any, layout: Layout, hosts: Mapping[int, str]) -> Cure:
@@ -104,7 +108,7 @@ def _hardware(row: Any, layout: Layout, hosts: Mapping[int, str]) -> Cure:
             f"look at that layer's kernels on {place}; exclude it from the allocation if they are the same as elsewhere"
         )
     elif row.cause == "hardware":
-        text = f"exclude {place} from the allocation, and have its GPU tested (clocks, temperature, ECC)"
+        text = f"exclude {place} from the allocation, and have it tested (clocks, temperature, ECC)"
     else:
         text = f"exclude {place} from the allocation for one run: if the slowness stays, the work is unequal, else the machine was"
     return Cure(text, place, fix, why_not="" if fix else f"no replay for a {row.subject_kind}")
