@@ -183,6 +183,8 @@ def actions(facts: Facts) -> str:
     unpriced = told.attrs["unpriced"]
     if not len(told) and not unpriced:
         out = "<p><b>Nothing to fix found.</b></p>" + note(_checked(facts))
+    elif not len(told) and (facts["stragglers"]["verdict"] == "undecided").all():
+        out = "<p><b>Not judged.</b></p>"
     elif not len(told):
         out = "<p><b>No action with a gain that the replay can tell.</b></p>" + note(_checked(facts))
     together = told.attrs.get("together_s", np.nan)

@@ -190,12 +190,10 @@ def _confidence(p: _Priced) -> str:
 def _unpriced(priced: list[_Priced], found: pd.DataFrame) -> list[dict[str, str]]:
     out = [{"finding": finding_of(p.row), "why": p.why_not} for p in priced if p.why_not]
     undecided = found[found["verdict"] == "undecided"]
-    out += [
-        {"finding": finding_of(r), "why": f"undecided: {r.evidence}"}
-        for r in undecided.head(MOST_ACTIONS).itertuples(index=False)
-    ]
-    if len(undecided) > MOST_ACTIONS:
-        out.append({"finding": f"{len(undecided) - MOST_ACTIONS} more subjects", "why": "undecided"})
+    for why, rows in undecided.groupby("evidence", sort=False):
+        names = [f"{r.subject_kind} {r.subject}" for r in rows.itertuples(index=False)]
+        more = f" and {len(names) - MOST_ACTIONS} more" if len(names) > MOST_ACTIONS else ""
+        out.append({"finding": ", ".join(names[:MOST_ACTIONS]) + more, "why": f"undecided: {why}"})
     return out
 
 
