@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, TextIO
 
 import pandas as pd
@@ -25,6 +26,8 @@ CPU_SHARE = 0.01
 """Share of one core that looking may take: the pause between looks follows from what they cost."""
 LEAST_PAUSE_S = 1.0
 """Least time between two looks, s: a recorder writes once a second."""
+RECENT_LOOKS, PAID_BACK = 5, 2.0
+"""The pause is at most this many times what the median of so many looks asks for."""
 STOPPED_AFTER_S = 60.0
 """Time without any change on disk after which a run that has not told its end counts as stopped, s: a live recorder writes each second."""
 STALLED_STEPS = 10.0
@@ -79,7 +82,7 @@ class Watcher:
         self._degraded: dict[int, str] = {}
         self._failed: dict[int, str] = {}
         self._usual_s = float("nan")
-        self._newest_s = time.monotonic()
+        self._newest_s = self._began_s = time.monotonic()
         self._stalled = False
 
     # ------------------------------------------------------------------------------------------------------ looking
@@ -88,6 +91,8 @@ class Watcher:
         began = time.process_time()
         out = self._news(self._feed.look())
         self.cpu_s.append(time.process_time() - began)
+        if len(self.cpu_s) == 1:
+            self._began_s = time.monotonic()
         return out
 
     def _news(self, look: Look) -> list[dict[str, Any]]:
@@ -205,9 +210,16 @@ class Watcher:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait before the next look so that looking takes CPU_SHARE of one core at most, s; the first look is not counted."""
-        recent = self.cpu_s[1:][-5:]
-        return max(LEAST_PAUSE_S, sum(recent) / len(recent) / CPU_SHARE if recent else LEAST_PAUSE_S)
+        """How long to wait before the next look, s, so that looking takes CPU_SHARE of one core.
+
+        The first look, which reads what was there before, is not counted. A look that costs more, because a verdict is looked into, is
+        paid back over the next ones.
+        """
+        later = self.cpu_s[1:]
+        if not later:
+            return LEAST_PAUSE_S
+        owed = sum(later) / CPU_SHARE - (time.monotonic() - self._began_s)
+        return max(LEAST_PAUSE_S, min(owed, PAID_BACK * median(later[-RECENT_LOOKS:]) / CPU_SHARE))
 
     def end(self, why: str) -> dict[str, Any]:
         """Return the last event: why the watch ended, and what stands."""
