@@ -98,8 +98,8 @@ def add_findings(run: Run, facts: Facts) -> Facts:
         except MappnbError as err:
             out[name], out["failed"][name] = None, str(err)
 
-    make("stragglers", lambda: analysis.find_stragglers(run))
     make("work", lambda: analysis.work(run))
+    make("stragglers", lambda: analysis.find_stragglers(run, work=out["work"]))
     make("actions", lambda: None if out["stragglers"] is None else analysis.actions(run, stragglers=out["stragglers"]))
     make("what_if", lambda: analysis.what_if(run, by=("dp_rank", "stage", "op")))
     return out

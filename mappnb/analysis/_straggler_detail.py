@@ -9,6 +9,7 @@ from mappnb.analysis._straggler_find import Excess, Finding, Settings
 from mappnb.analysis._straggler_job import find_job
 from mappnb.analysis._straggler_layers import slow_layer
 from mappnb.analysis._straggler_links import find_links
+from mappnb.analysis._straggler_price import price_skew
 from mappnb.analysis._straggler_skew import find_skew
 from mappnb.analysis._straggler_source import Source
 from mappnb.analysis._straggler_telemetry import MORE_TOKENS, Beside
@@ -62,6 +63,7 @@ def add_details(
     skew = find_skew(source, excess, judged, layout, settings)
     for f in skew:
         _lengths(f, run, beside, excess)
+        price_skew(f, findings, source, excess)
     return findings + links + skew + find_job(excess, skew, settings)
 
 

@@ -32,6 +32,10 @@ class Source:
         self._count = work["count"].values.sum(2) + work["calls"].values  # (step, rank)
         self._step, self._rank = work["step"].values, work["rank"].values
 
+    def events_of_step(self, position: int) -> int:
+        """Return how many events a step has on all ranks; the position is a row of the table."""
+        return int(self._count[position].sum())
+
     def within(self, positions: Array, budget: int, ranks: Iterable[int] | None = None) -> Array:
         """Return the first of these steps, as many as the budget of events allows; positions are rows of the table."""
         columns = slice(None) if ranks is None else np.flatnonzero(np.isin(self._rank, list(ranks)))

@@ -41,6 +41,7 @@ def find_stragglers(
     run: Run | xr.Dataset,
     *,
     step: int | slice | None = None,
+    work: xr.Dataset | None = None,
     false_discovery: float = FALSE_DISCOVERY,
     least_ratio: float = LEAST_RATIO,
     least_fraction: float = LEAST_FRACTION,
@@ -55,6 +56,8 @@ def find_stragglers(
         Events of all ranks, recorded, imported or simulated.
     step : int or slice, optional
         Steps to look at; all by default.
+    work : Dataset, dims (step, rank, part), optional
+        Self-time table of these steps (:func:`mappnb.analysis.work`), where it is there already.
     false_discovery : float
         Share of the named subjects that may be there by chance.
     least_ratio : float
@@ -88,7 +91,7 @@ def find_stragglers(
     every threshold, and what it cannot know.
     """
     settings = _settings(false_discovery, least_ratio, least_fraction, least_stage, warm_up)
-    judged, notes = _judged(self_time(run, step=step), warm_up)
+    judged, notes = _judged(self_time(run, step=step) if work is None else work, warm_up)
     layout = _layout(run)
     found = findings_of(judged, layout, settings, warm_up, notes)
     findings, excess = add_details(run, judged, layout, found, settings, notes), found[1]

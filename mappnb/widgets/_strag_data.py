@@ -71,7 +71,7 @@ class StragglerData:
         try:
             if self.why:
                 raise MappnbError(self.why)
-            return find_stragglers(self.run)
+            return find_stragglers(self.run, work=self.m.work)
         except MappnbError as err:
             empty = pd.DataFrame({c: [] for c in _COLUMNS})
             empty.attrs["notes"] = [str(err)]
