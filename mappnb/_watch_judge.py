@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -184,14 +185,13 @@ class Judge:
             return {}
         likely = judge(window, layout=self.layout, warm_up=0, false_discovery=FAST_DISCOVERY)
         self.notes = tuple(likely.attrs.get("notes", ()))
-        found = likely[likely["verdict"] == "culprit"]
-        if not len(found):
-            return {}
+        found = {s.key: s for s in map(partial(_standing, step=last), _culprits(likely))}
+        small = [k for k, s in found.items() if k not in self.standing and s.effect_fraction < LARGE]
+        if not small:  # what stands may go on at the lower rate: it does not flap
+            return found
         sure = judge(window, layout=self.layout, warm_up=0, false_discovery=FALSE_DISCOVERY)
-        sure = sure[sure["verdict"] == "culprit"]
-        rows = {s.key: s for s in (_standing(r, last) for r in sure.itertuples(index=False))}
-        more = {s.key: s for s in (_standing(r, last) for r in found.itertuples(index=False))}
-        return rows | {k: s for k, s in more.items() if k not in rows and s.effect_fraction >= LARGE}
+        known = {s.key: s for s in map(partial(_standing, step=last), _culprits(sure))}
+        return {**{k: s for k, s in found.items() if k not in small}, **known}
 
     def _take(self, table: xr.Dataset, step: int, rows: dict[Key, Standing]) -> list[Change]:
         """Update what stands with the culprits of one step."""
@@ -312,6 +312,10 @@ class Judge:
             if row.key not in self.standing and row.last_step > step - CLEAR_AFTER:
                 out.append(self._raise(step, row))
         return out
+
+
+def _culprits(verdicts: pd.DataFrame) -> Iterable[Any]:
+    return verdicts[verdicts["verdict"] == "culprit"].itertuples(index=False)
 
 
 def _standing(row: Any, step: int) -> Standing:

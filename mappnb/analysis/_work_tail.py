@@ -44,15 +44,19 @@ class _Open:
                 data = data[at:]
             while True:
                 batch, custom = reader.read_next_batch_with_custom_metadata()
-                merge_meta(self.meta, json.loads(custom[META]) if custom else {})
+                if custom and custom[META] != b"{}":
+                    merge_meta(self.meta, json.loads(custom[META]))
                 self.offset, at = self.offset + source.tell() - at, source.tell()
                 if batch.num_rows:
-                    fresh.append({c: np.asarray(batch.column(c).to_numpy(zero_copy_only=False)) for c in COLUMNS})
+                    fresh.append(batch)
         except (StopIteration, pa.ArrowInvalid, OSError, ValueError, KeyError):
             pass  # the rest is not whole yet: next time
-        out = [
-            {c: v[keep] for c, v in rows.items()} for rows in fresh if (keep := (rows["flags"] & Flag.OPEN) == 0).any()
-        ]
+        if not fresh:
+            return []
+        table = pa.Table.from_batches(fresh)  # a second of events each: converted once, not batch by batch
+        rows = {c: np.asarray(table.column(c).to_numpy()) for c in COLUMNS}
+        keep = (rows["flags"] & Flag.OPEN) == 0
+        out = [{c: v[keep] for c, v in rows.items()}] if keep.any() else []
         self.rows += out
         return out
 

@@ -70,7 +70,7 @@ def watched(live: LiveRun, steps: int, step_s: float) -> dict[str, float]:
     raised = [x["step"] for x in lines if x["event"] == "raised"]
     return {
         "ranks": len(live.ranks), "wall_s": round(wall_s, 1), "cpu_s": round(cpu_s, 3), "share_of_core": round(cpu_s / wall_s, 4),
-        "looks": end["looks"], "steps": end["num_steps"], "raised_at": raised, "onset": steps // 2,
+        "in_looks_s": round(end["cpu_s"], 3), "looks": end["looks"], "steps": end["num_steps"], "raised_at": raised, "onset": steps // 2,
     }  # fmt: skip
 
 
