@@ -22,8 +22,8 @@ from mappnb.run import Run, attach
 
 __all__ = ["Watcher", "watch"]
 
-CPU_SHARE = 0.01
-"""Share of one core that looking may take: the pause between looks follows from what they cost."""
+CPU_SHARE = 0.008
+"""Share of one core that looking takes: the pause between looks follows from what they cost. 1 % is allowed, and not all is in looks."""
 LEAST_PAUSE_S = 1.0
 """Least time between two looks, s: a recorder writes once a second."""
 RECENT_LOOKS, PAID_BACK = 5, 2.0

@@ -29,7 +29,7 @@ from mappnb.testing import (
     SlowStage,
     generate_run,
 )
-from mappnb.watch import LEAST_PAUSE_S, Watcher, watch
+from mappnb.watch import CPU_SHARE, LEAST_PAUSE_S, Watcher, watch
 
 LAYOUT = Layout(tp=2, dp=4, pp=2)
 WHEN = {"first_step": 20, "last_step": 33}
@@ -331,9 +331,9 @@ def test_the_pause_follows_from_the_cost(slow):
     watcher.cpu_s = [5.0]
     assert watcher.pause_s == LEAST_PAUSE_S  # the first look is what there was before
     watcher.cpu_s += [0.05] * 5
-    watcher._began_s = time.monotonic() - 20
-    assert watcher.pause_s == pytest.approx(5, abs=0.1)  # 0.25 s of looks have taken 20 s: wait until it is 25 s
+    watcher._began_s = time.monotonic() - 0.25 / CPU_SHARE + 5
+    assert watcher.pause_s == pytest.approx(5, abs=0.1)  # until the looks are the share that they may be
     watcher.cpu_s.append(3.0)
-    assert watcher.pause_s == pytest.approx(10, abs=0.1)  # paid back little by little
+    assert watcher.pause_s == pytest.approx(2 * 0.05 / CPU_SHARE, abs=0.1)  # paid back little by little
     watcher._began_s -= 1000
     assert watcher.pause_s == LEAST_PAUSE_S
