@@ -64,7 +64,7 @@ def add_details(
     for f in skew:
         _lengths(f, run, beside, excess)
         price_skew(f, findings, source, excess)
-    return findings + links + skew + find_job(excess, skew, settings)
+    return findings + links + skew + find_job(excess, [*skew, *links], transfer_s, settings)
 
 
 def _lengths(skew: Finding, run: Run | xr.Dataset, beside: Beside, excess: Excess) -> None:

@@ -1,4 +1,4 @@
-"""What slows the whole job: steps in which all ranks compute longer than they do otherwise."""
+"""What slows the whole job: steps in which all ranks compute longer, or are longer in transfers, than they are otherwise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ LEAST = 0.10
 """Least excess of all ranks over their usual steps: batches of a few percent more or fewer tokens are common."""
 SHARE = 0.9
 """Share of the ranks that must be slow together."""
+_WORK = "more work in these steps, or a common limit such as power"
+_NETWORK = "a network that all share, or one slow part of it that every group reaches"
 
 
-def find_job(excess: Excess, found: list[Finding], settings: Settings) -> list[Finding]:
+def find_job(excess: Excess, found: list[Finding], transfer_s: Array, settings: Settings) -> list[Finding]:
     """Return the steps in which (nearly) all ranks are slow; undecided, for they have no healthy peer to be held against.
 
     Parameters
@@ -27,29 +29,46 @@ def find_job(excess: Excess, found: list[Finding], settings: Settings) -> list[F
     excess : Excess
         Excess of all ranks.
     found : list of Finding
-        What was found already: unequal data make common steps too.
+        What was found already: unequal data make common steps too, a slow link holds many.
+    transfer_s : float array, shape (step, rank)
+        Blocked in transfers after the last member had come, s.
     settings : Settings
         Thresholds.
     """
     table, compute = excess.table, excess.table.seconds.get("compute")
-    if compute is None or len(table.rank) < 2 or any(f.subject_kind == "job" for f in found):
+    if compute is None or len(table.rank) < 2:
         return []
+    out = []
     usual = own_baseline(compute, np.ones(len(table.rank), bool), relative=False)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        own = compute / usual - 1
+    step_s, size = float(np.median(table.step_s)), float(np.nanmedian(usual))
+    if not any(f.subject_kind == "job" for f in found):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            own = compute / usual - 1
+        out += _together(
+            own, size, "unknown", "compute {ratio:.2f} times as long as they usually do: " + _WORK, excess, settings
+        )
+    if not any(f.cause == "link" for f in found):
+        blocked = np.where(table.present, transfer_s, np.nan)
+        more = (blocked - own_baseline(blocked, np.ones(len(table.rank), bool), relative=False)) / step_s
+        said = "are held {seconds:.3g} s longer in transfers than they usually are: " + _NETWORK
+        out += _together(more, step_s, "link", said, excess, settings)
+    return out
+
+
+def _together(own: Array, unit_s: float, cause: str, said: str, excess: Excess, settings: Settings) -> list[Finding]:
+    """Return the steps in which nine in ten ranks have a relative excess, which times ``unit_s`` is what it costs."""
+    table = excess.table
     together = _low(own)[:, None]  # what at least nine in ten ranks are slow by
     spell = spells(together, noise_of(together, np.zeros(1, np.int64)), least=LEAST).get(0)
     if spell is None or spell.p > settings.false_discovery:
         return []
-    effect = float(np.median(together[spell.active, 0] * np.nanmedian(usual)))
+    effect = float(np.median(together[spell.active, 0])) * unit_s
     if effect < settings.least_fraction * float(np.median(table.step_s)):
         return []
-    f = Finding("job", "job", list(range(len(table.rank))), "undecided", "unknown", effect, active=spell.active)
+    f = Finding("job", "job", list(range(len(table.rank))), "undecided", cause, effect, active=spell.active)
     f.lasting = spell.lasting
-    f.evidence = [
-        f"in {len(spell.active)} of {len(table.step)} steps at least nine in ten ranks compute {1 + spell.level:.2f} times as long as they "
-        "usually do: more work in these steps, or a common limit such as power"
-    ]
+    words = said.format(ratio=1 + spell.level, seconds=effect)
+    f.evidence = [f"in {len(spell.active)} of {len(table.step)} steps at least nine in ten ranks {words}"]
     return [f]
 
 

@@ -66,7 +66,8 @@ def transfers(events: xr.Dataset, hosts: Mapping[int, str]) -> tuple[pd.DataFram
     calls : DataFrame
         ``op``; ``lane``, number of the pair of ranks or of the group; ``source``, ``destination``, -1 for a collective; ``group``;
         ``size``, ranks; ``bytes`` (the largest of the members), ``mean_bytes``; ``seconds``, NaN where the waiting cannot be told
-        from the transfer; ``reach``, "intra" or "inter" host; ``step``.
+        from the transfer; ``least_s``, of messages whose receiver came last: what it was still held, a lower bound;
+        ``reach``, "intra" or "inter" host; ``step``.
     members : dict of int to list of int
         Ranks of each group: by the table of groups, else those that were seen.
     """
@@ -136,6 +137,8 @@ def _messages(rows: pd.DataFrame, sending: Array, events: xr.Dataset) -> pd.Data
     sure = both["blocked"] & (both["there"] <= begin) & ((both["flags"] | both["flags_in"]) & _UNSURE == 0)
     out = pd.DataFrame({"op": SEND_RECV, "group": both["group"], "size": 2, "bytes": both["bytes"]})
     out["mean_bytes"], out["seconds"] = out["bytes"].astype(float), (ns / 1e9).where(sure)
+    late = both["blocked"] & (both["there"] > begin) & ((both["flags"] | both["flags_in"]) & _UNSURE == 0)
+    out["least_s"] = ((both["at"] - both["there"]) / 1e9).where(late)
     out["source"], out["destination"], out["step"] = both["rank"], both["peer"], both["step"]
     return out[out["bytes"] > 0]
 
