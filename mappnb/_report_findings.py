@@ -113,13 +113,13 @@ def _beside(run: Run, marked: list[int], ranks: list[int]) -> list[int]:
     out = list(marked[: MOST_LANES // 3])
     if out and max(ranks) < layout.world_size:
         place = {r: layout.coords(r) for r in ranks}
-        replicas, stage = {place[r]["dp"] for r in out}, place[out[0]]["pp"]
-        far = {
-            r: (c["dp"] != place[out[0]]["dp"], c["pp"] == stage, sum(c[k] != v for k, v in place[out[0]].items()))
-            for r, c in place.items()
-            if c["dp"] in replicas or c["pp"] == stage
-        }
-        out += [r for r in sorted(far, key=lambda r: far[r]) if r not in set(out)]
+        here, replicas = place[out[0]], {place[r]["dp"] for r in out}
+        peers = [r for r in ranks if place[r]["pp"] == here["pp"] and r not in set(out)]
+        out += sorted(peers, key=lambda r: sum(place[r][k] != v for k, v in here.items()))[: MOST_LANES // 4]
+        pipeline = [r for r in ranks if place[r]["dp"] in replicas and r not in set(out)]
+        out += sorted(
+            pipeline, key=lambda r: (place[r]["dp"] != here["dp"], sum(place[r][k] != v for k, v in here.items()))
+        )
     out += [r for r in ranks if r not in set(out)][:MOST_LANES]
     return sorted(out[:MOST_LANES])
 

@@ -79,12 +79,10 @@ def heatmap(work: xr.Dataset, layout: Layout, *, labels: Mapping[int, str], name
     canvas = svg.Canvas(width, height, "self time against the peers, ranks by steps")
     w = (width - left - svg.RIGHT) / max(cells.shape[0], 1)
     _cells(canvas, cells, left, w, cell_h)
-    shown = -2
-    for i, r in enumerate(ranks[rows].tolist()):
-        if cell_h >= LINE or i - shown > 1:
-            shown = i
-            mark = "t mark" if r in named else "t"
-            canvas.text(left - 8, svg.TOP + cell_h * (i + 1) - 2, labels.get(r, f"rank {r}"), anchor="end", cls=mark)
+    for i in _labelled(ranks[rows].tolist(), set(named), every=1 if cell_h >= LINE else 2):
+        r = int(ranks[rows[i]])
+        mark = "t mark" if r in named else "t"
+        canvas.text(left - 8, svg.TOP + cell_h * (i + 1) - 2, labels.get(r, f"rank {r}"), anchor="end", cls=mark)
     for c in sorted({round(x) for x in np.linspace(0, len(first) - 1, min(9, len(first)))}):
         canvas.text(left + (c + 0.5) * w, height - svg.BOTTOM + 16, str(int(steps[first[c]])), anchor="middle")
     canvas.text((left + width - svg.RIGHT) / 2, height - 4, "step", anchor="middle", cls="t axis")
@@ -96,6 +94,15 @@ def heatmap(work: xr.Dataset, layout: Layout, *, labels: Mapping[int, str], name
     if len(first) < len(steps):
         said += f" A column is up to {-(-len(steps) // len(first))} steps, the longest of them is shown."
     return f"<p class='note'>{said}</p>" + svg.legend(list(zip(NAMES, COLOURS, strict=True))) + canvas.render()
+
+
+def _labelled(ranks: list[int], named: set[int], *, every: int) -> list[int]:
+    """Return the rows that get a label, the named ones first, and no two nearer than ``every``."""
+    out: list[int] = []
+    for i in sorted(range(len(ranks)), key=lambda i: (ranks[i] not in named, i)):
+        if all(abs(i - other) >= every for other in out):
+            out.append(i)
+    return out
 
 
 def _rows(ratio: Array, ranks: Array, named: Sequence[int]) -> list[int]:

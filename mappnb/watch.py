@@ -26,7 +26,7 @@ CPU_SHARE = 0.008
 """Share of one core that looking takes: the pause between looks follows from what they cost. 1 % is allowed, and not all is in looks."""
 LEAST_PAUSE_S = 1.0
 """Least time between two looks, s: a recorder writes once a second."""
-RECENT_LOOKS, PAID_BACK = 5, 2.0
+RECENT_LOOKS, PAID_BACK = 5, 3.0
 """The pause is at most this many times what the median of so many looks asks for."""
 STOPPED_AFTER_S = 60.0
 """Time without any change on disk after which a run that has not told its end counts as stopped, s: a live recorder writes each second."""
