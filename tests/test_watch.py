@@ -335,5 +335,5 @@ def test_the_pause_follows_from_the_cost(slow):
     assert watcher.pause_s == pytest.approx(5, abs=0.1)  # until the looks are the share that they may be
     watcher.cpu_s.append(9.0)
     assert watcher.pause_s == pytest.approx(3 * 0.05 / CPU_SHARE, abs=0.1)  # paid back little by little
-    watcher._began_s -= 1000
+    watcher._began_s -= 10_000
     assert watcher.pause_s == LEAST_PAUSE_S
