@@ -21,6 +21,9 @@ __all__ = ["find_links", "slow_transfers"]
 Array = np.ndarray[Any, Any]
 EVENTS = 400_000
 """Events that are read at most for one look at the links: about a second."""
+MATTERS = 0.1
+"""Differences between calls below this share of what a call of the slow rank must take too long do not count: small messages
+take 0.3 ms on one link and 3 ms on the next where a host is busy, which is no reason to doubt one that takes 60 ms."""
 LOOKS = 3
 """Looks, each at the steps of the worst rank that is not explained yet."""
 CLOCK_ERROR_S = 0.01
@@ -87,7 +90,7 @@ def find_links(
             break
         worst = max(left, key=lambda c: _cost(more, left[c], c))
         spell = left[worst]
-        suspects, ends = _look(source, spell)
+        suspects, ends = _look(source, spell, _cost(more, spell, worst))
         if len(suspects):
             suspects = suspects[suspects["excess_s"] >= BESIDE * suspects["excess_s"].max()]
         for row in suspects.to_dict("records"):
@@ -115,8 +118,8 @@ def _same_steps(a: Spell, b: Spell) -> bool:
     return bool(np.isin(b.active, a.active).mean() > 0.5)
 
 
-def _look(source: Source, spell: Spell) -> tuple[pd.DataFrame, dict[int, str]]:
-    """Return what is suspect among the calls of a spell, and the host of each rank."""
+def _look(source: Source, spell: Spell, cost_s: float) -> tuple[pd.DataFrame, dict[int, str]]:
+    """Return what is suspect among the calls of a spell, which cost the slow rank so much a step, and the host of each rank."""
     steps = source.within(np.arange(spell.first, spell.last + 1), EVENTS)
     events = source.events(steps)
     hosts = hosts_of_events(source.run, events, None)
@@ -127,7 +130,10 @@ def _look(source: Source, spell: Spell) -> tuple[pd.DataFrame, dict[int, str]]:
         return pd.DataFrame(), hosts
     if by_anchors:
         calls = symmetric(calls, hosts)
-    out = suspects_of(judge(calls, members, slow_ratio=SLOW_RATIO, sigmas=SIGMAS), hosts)
+    least_s = MATTERS * cost_s * len(steps) / max(int(calls["lane"].value_counts().max()), 1)
+    judged = judge(calls.assign(seconds=calls["seconds"] + least_s), members, slow_ratio=SLOW_RATIO, sigmas=SIGMAS)
+    out = suspects_of(judged, hosts)
+    out["evidence"] += f" (differences below {least_s * 1e3:.2g} ms a call do not count)"
     return (_doubted(out, calls, hosts) if by_anchors and len(out) else out), hosts
 
 
