@@ -61,6 +61,8 @@ class Standing:
         Steps without excess after which it is over.
     in_detail : bool
         The self-time table does not show it (a link): it stands as long as steps are longer than usual.
+    scattered : bool
+        Its slow steps come and go; they are no spell.
     """
 
     subject_kind: str
@@ -74,16 +76,12 @@ class Standing:
     raised_step: int
     quiet_steps: int = CLEAR_AFTER
     in_detail: bool = False
+    scattered: bool = False
 
     @property
     def key(self) -> Key:
         """Who it is."""
         return self.subject_kind, self.subject
-
-    @property
-    def scattered(self) -> bool:
-        """Whether so few slow steps lie so far apart that they are no spell: a spell is raised within a few steps of its first."""
-        return self.last_step - self.first_step > STRIDE // 2
 
     @property
     def worth(self) -> bool:
@@ -212,7 +210,8 @@ class Judge:
         verdicts = judge(window, layout=self.layout, warm_up=0, false_discovery=rate)
         self.notes = tuple(verdicts.attrs.get("notes", ()))
         culprits = verdicts[verdicts["verdict"] == "culprit"].itertuples(index=False)
-        return {s.key: s for s in (_standing(r, last) for r in culprits)}
+        found = (_standing(r, last) for r in culprits)
+        return {s.key: replace(s, scattered=s.key in set(verdicts.attrs["scattered"])) for s in found}
 
     def _take(self, table: xr.Dataset, step: int, rows: dict[Key, Standing]) -> list[Change]:
         """Update what stands with the culprits of one step."""

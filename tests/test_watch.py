@@ -56,7 +56,9 @@ def told(run, stride=1, **options):
     return [c for last in [*steps[stride - 1 :: stride], steps[-1]] for c in judge.advance(table, last)], judge
 
 
-@pytest.mark.parametrize("stride", [pytest.param(1, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize(
+    "stride", [pytest.param(1, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow), 12]
+)
 @pytest.mark.parametrize(
     ("fault", "who", "within"),
     [

@@ -77,7 +77,7 @@ def find_stragglers(
         victim and clear; ``effect_s``: what it costs in a step in which it is slow, s; ``effect_fraction``: that over the median step;
         ``first_step``, ``last_step``: first and last slow step, -1 for none; ``evidence`` in words. A row for each rank that is not
         part of a slow host; other subjects only where they are culprit or undecided. ``attrs["notes"]``: sentences on what could
-        not be judged and why.
+        not be judged and why; ``attrs["scattered"]``: (subject_kind, subject) of those whose slow steps come and go.
 
     Raises
     ------
@@ -138,6 +138,7 @@ def judge(
 def _framed(findings: list[Finding], excess: Excess, judged: xr.Dataset, notes: list[str]) -> pd.DataFrame:
     out = frame(findings, excess, judged.attrs.get("begin"))
     out.attrs["notes"] = notes
+    out.attrs["scattered"] = [(f.subject_kind, f.subject) for f in findings if len(f.active) and not f.lasting]
     return out
 
 
