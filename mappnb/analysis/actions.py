@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from mappnb.analysis._action_skew import best_cure
 from mappnb.analysis._action_words import Cure, cure_of, finding_of
 from mappnb.analysis._whatif_source import hosts_of
 from mappnb.analysis.stragglers import LEAST_FRACTION, LEAST_RATIO, find_stragglers
@@ -41,6 +42,7 @@ class _Priced:
     gain_gpu_hours: float = float("nan")
     error_s: float = float("nan")
     why_not: str = ""
+    more: str = ""
 
     @property
     def how(self) -> tuple[str, bool | None]:
@@ -87,7 +89,8 @@ def actions(
     -----
     A gain is that of :func:`mappnb.analysis.price_fixes`: the recorded steps replayed with that subject as its peers are. A gain that
     is not larger than the replay error is no gain, and no action is given for it. Work that is dealt anew (layers to stages,
-    documents to microbatches) is priced at the mean, for it does not vanish. High confidence: the gain is at least 3 times the
+    documents to microbatches) is priced at the mean, for it does not vanish; where lengths were recorded, by the best of
+    :func:`mappnb.analysis.skew_cures`. High confidence: the gain is at least 3 times the
     replay error, the cause is known, and there were peers to compare with; each that fails is one level less.
     """
     if most < 1:
@@ -98,6 +101,8 @@ def actions(
         _Priced(r, cure_of(r, layout, hosts)) for r in found[found["verdict"] == "culprit"].itertuples(index=False)
     ]
     attrs = _price(run, step, priced)
+    for p in priced:
+        _by_lengths(run, step, p)
     good = sorted((p for p in priced if not p.why_not), key=lambda p: -p.gain_s)
     for p in good[most:]:
         p.why_not = f"not among the {most} largest gains ({p.gain_s:.3g} s a step)"
@@ -133,6 +138,19 @@ def _price(run: Run | xr.Dataset, step: int | slice | None, priced: list[_Priced
                     "the rest of the job would wait for something else"
                 )
     return attrs
+
+
+def _by_lengths(run: Run | xr.Dataset, step: int | slice | None, p: _Priced) -> None:
+    """Put the best cure for recorded lengths in place of even microbatches, which no packing reaches."""
+    if p.row.cause != "data_skew" or p.row.subject_kind != "job" or p.why_not or not isinstance(run, Run):
+        return
+    best = best_cure(run, step)
+    if best is None:
+        return
+    hours = p.gain_gpu_hours / p.gain_s
+    p.gain_s, p.gain_fraction, p.error_s = best.gain_s, best.gain_fraction, best.error_s
+    p.gain_gpu_hours = hours * best.gain_s
+    p.cure, p.more = replace(p.cure, action=best.action, target=best.target), best.prices
 
 
 def _prices(run: Run | xr.Dataset, step: int | slice | None, mine: list[_Priced]) -> xr.Dataset | None:
@@ -175,9 +193,9 @@ def _all_steps(run: Run | xr.Dataset, step: int | slice | None) -> int:
 
 
 def _row(p: _Priced) -> tuple[Any, ...]:
-    r = p.row
+    r, evidence = p.row, "; ".join(filter(None, [p.row.evidence, p.more]))
     return (
-        finding_of(r), r.evidence, p.cure.action, p.cure.target, p.gain_s, p.gain_fraction, p.gain_gpu_hours, _confidence(p),
+        finding_of(r), evidence, p.cure.action, p.cure.target, p.gain_s, p.gain_fraction, p.gain_gpu_hours, _confidence(p),
         r.subject_kind, r.subject, r.cause, r.effect_s, r.first_step, r.last_step,
     )  # fmt: skip
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import mappnb
-from mappnb import Layout
+from mappnb import Layout, analysis
 from mappnb.analysis import actions, find_stragglers
 from mappnb.analysis._action_words import cure_of
 from mappnb.analysis.actions import ACTION_COLUMNS
 from mappnb.errors import MappnbError
-from mappnb.testing import HostGaps, Noise, SlowHost, SlowLink, SlowRank, SlowStage, generate_run
+from mappnb.testing import DataSkew, HostGaps, Noise, SlowHost, SlowLink, SlowRank, SlowStage, generate_run
 
 LAYOUT = Layout(tp=2, dp=4, pp=2)
 DATA = Path(__file__).parents[3] / "shared" / "data" / "straggler_analysis"
@@ -148,3 +148,18 @@ def test_published_traces(tmp_path):
     mappnb.import_trace(DATA / "trace-SE.parquet", tmp_path / "se")
     told = actions(mappnb.attach(tmp_path / "se"))
     assert set(told.cause) == {"data_skew", "stage_imbalance"} and (told.gain_fraction > 0.1).all()
+
+
+def test_recorded_lengths_choose_the_cure_of_unequal_data(tmp_path):
+    generate_run(
+        tmp_path / "run", layout=Layout(pp=2, dp=4), faults=[DataSkew(sigma=0.8, packed=False)], num_steps=8, seed=5
+    )
+    run = mappnb.attach(tmp_path / "run")
+    told = analysis.actions(run).set_index("cause").loc["data_skew"]
+    cures = analysis.skew_cures(run)
+    of_data = cures["gain_s"].sel(cure=["balanced packing", "reordered microbatches"])
+    assert told.gain_s == float(of_data.max()) > 0
+    assert str(of_data["cure"].values[int(of_data.values.argmax())]).split()[0] in told.action
+    assert all(name in told.evidence for name in cures["cure"].values)
+    gpu_hours = told.gain_s * run.steps.sizes["step"] * 8 / 3600
+    assert told.gain_gpu_hours == pytest.approx(gpu_hours)
