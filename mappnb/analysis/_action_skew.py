@@ -36,8 +36,7 @@ class BestCure(NamedTuple):
 
 
 def best_cure(run: Run, step: int | slice | None) -> BestCure | None:
-    """Return the cure of :func:`mappnb.analysis.skew_cures` for the data that saves most; None where no lengths were recorded or none is
-    sure to save.
+    """Return the cure of :func:`mappnb.analysis.skew_cures` that saves most; None if no lengths were recorded or none surely saves.
 
     Parameters
     ----------
