@@ -22,6 +22,8 @@ from mappnb.table_specs import TABLES
 
 __all__ = ["RunWriter", "continues"]
 
+LATE_NS = 60 * 10**9
+"""A rank without an id joins an incarnation that is not older: it is of the same launch."""
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)  # of the file system
 
 
@@ -210,7 +212,8 @@ def _join_incarnation(root: Path, *, rank: int, world_size: int, launch: Mapping
                     continue
             info = json.loads(info_path.read_text()) if info_path.exists() else {}
             mine = info_path.parent / RANKS / f"{RANK_NAME.format(rank)}.json"
-            if info.get("launch") == dict(launch) and info.get("world_size") == world_size and not mine.exists():
+            same = info.get("launch") == dict(launch) or _without_id(info, launch)
+            if same and info.get("world_size") == world_size and not mine.exists():
                 return last
             if info and not (resume or continues(info.get("launch", {}), launch)):
                 raise RunExistsError(
@@ -231,6 +234,13 @@ def _join_incarnation(root: Path, *, rank: int, world_size: int, launch: Mapping
     raise RunExistsError(
         f"{root}: could not agree on an incarnation with the other ranks; is the storage shared and coherent?"
     )
+
+
+def _without_id(info: Mapping[str, Any], launch: Mapping[str, str]) -> bool:
+    """Return True for a rank that came after its process group was gone, and so could not ask for the id of the launch."""
+    before = {k: v for k, v in info.get("launch", {}).items() if k != "id"}
+    fresh = time.time_ns() - int(info.get("created_wall_ns", 0)) < LATE_NS
+    return "id" not in launch and before == dict(launch) and fresh
 
 
 def continues(before: Mapping[str, str], now: Mapping[str, str]) -> bool:

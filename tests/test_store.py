@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import time
 
 import pytest
 
@@ -65,6 +66,22 @@ def test_another_job_is_refused_and_nothing_is_touched(tmp_path, other):
         join(tmp_path, launch=other)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
     assert join(tmp_path, launch=other, resume=True).incarnation == 1
+
+
+def test_a_rank_that_came_too_late_to_ask_for_the_id_joins_its_launch(tmp_path, monkeypatch):
+    launch = {"MASTER_PORT": "29500", "id": "abc"}
+    join(tmp_path, 0, launch=launch)
+    late = {"MASTER_PORT": "29500"}
+    with pytest.raises(RunExistsError):
+        join(tmp_path, 1, launch={"MASTER_PORT": "29501"})
+    with pytest.raises(RunExistsError):  # its file is there: this is another launch
+        join(tmp_path, 0, launch=late)
+    now = time.time_ns()
+    monkeypatch.setattr("mappnb.joining.time.time_ns", lambda: now + 61 * 10**9)
+    with pytest.raises(RunExistsError):
+        join(tmp_path, 1, launch=late)
+    monkeypatch.undo()
+    assert join(tmp_path, 1, launch=late).incarnation == 0
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path):

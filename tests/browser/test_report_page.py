@@ -25,9 +25,12 @@ def test_report_page(browser, tmp_path, theme):
     assert requests == [path.as_uri()] and errors == []
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[theme]
-    forward = page.evaluate("getComputedStyle(document.querySelectorAll('svg')[2].querySelector('rect[stroke]')).fill")
+    timeline = (
+        "[...document.querySelectorAll('svg')].find(s => s.getAttribute('aria-label') === 'timeline of one step')"
+    )
+    forward = page.evaluate(f"getComputedStyle({timeline}.querySelector('rect[stroke]')).fill")
     assert forward.startswith("rgb") and forward != "rgb(0, 0, 0)"
-    blocks = page.evaluate("document.querySelectorAll('svg')[2].querySelectorAll('rect[stroke]').length")
+    blocks = page.evaluate(f"{timeline}.querySelectorAll('rect[stroke]').length")
     assert blocks == 8 * 2 * 8
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     texts = page.evaluate(

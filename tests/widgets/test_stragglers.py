@@ -332,7 +332,7 @@ FIXED = pd.DataFrame(
 
 
 def test_every_kind_of_subject_is_listed_and_can_be_picked(view, monkeypatch):
-    monkeypatch.setattr(_strag_data, "find_stragglers", lambda run: FIXED.copy())
+    monkeypatch.setattr(_strag_data, "find_stragglers", lambda run, **_: FIXED.copy())
     front = Front(view)
     told = front.ask("verdicts")[0]
     assert [r["ranks"] for r in told["rows"]] == [[4, 5, 6, 7], [1, 5], []] and told["clear"] == 1
@@ -639,7 +639,7 @@ def test_a_large_run_is_small_for_the_browser(big, view):
 
 def test_the_twin_of_a_large_run_is_small(big, monkeypatch):
     asked = []
-    monkeypatch.setattr(_strag_data, "find_stragglers", lambda run: asked.append(run) or FIXED.copy())
+    monkeypatch.setattr(_strag_data, "find_stragglers", lambda run, **_: asked.append(run) or FIXED.copy())
     large = Stragglers(big)
     assert len(large.twin_html()) < 200_000 and not asked, "the first look does not wait for the verdicts"
     large.verdicts  # noqa: B018

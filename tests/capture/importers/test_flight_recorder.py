@@ -390,6 +390,7 @@ pair = dist.new_group([0, 1])
 dist.all_gather([x, x.clone()], x, group=pair)
 if rank == 0:
     work = dist.all_reduce(x, async_op=True)  # rank 1 never comes
+import time; time.sleep(1)  # until the recorder has seen that the calls before are done
 open(f"{out}/dump_{rank}", "wb").write(c10d._dump_fr_trace())
 import os; os._exit(0)
 """
