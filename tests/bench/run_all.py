@@ -27,6 +27,7 @@ COMMANDS = (
     ["bench_executed_schedules.py"],
     ["bench_stragglers.py", "--set", "report"],
     ["bench_stragglers_speed.py"],
+    ["bench_json_to_verdict.py"],
     ["bench_watch.py", "--fault"],
 )
 
