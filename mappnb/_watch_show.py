@@ -120,7 +120,7 @@ def sentence(event: Event) -> str:
 
 
 def _start(e: Event) -> str:
-    return f"watching {e['path']}: {e['world_size']} ranks, {e['layout']}"
+    return f"watching {e['path']}: {e['world_size']} ranks" + (f", {e['layout']}" if e["layout"] else "")
 
 
 def _verdict(e: Event) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mappnb.run import Run
 
-__all__ = ["bytes_text", "layout_known", "run_html", "run_text", "table_html"]
+__all__ = ["bytes_text", "layout_known", "layout_told", "run_html", "run_text", "table_html"]
 
 
 _NO_LAYOUT = "layout not in the trace"
@@ -23,11 +23,15 @@ def bytes_text(size: float) -> str:
     return ""
 
 
+def layout_told(run: Run) -> bool:
+    """Return whether a rank has told the layout: ranks of a job that has just begun have not yet."""
+    return any(info.get("layout") for i in run.incarnations for info in i.ranks.values())
+
+
 def layout_known(run: Run) -> bool:
     """Return whether ``run.layout`` is what the job was: False for imported traces of several ranks that do not tell it."""
-    told = any(info.get("layout") for i in run.incarnations for info in i.ranks.values())
     imported = any((i.info.get("launch") or {}).get("imported") for i in run.incarnations)
-    return told or not imported or run.layout.world_size == 1
+    return layout_told(run) or not imported or run.layout.world_size == 1
 
 
 def run_text(run: Run) -> str:

@@ -17,6 +17,7 @@ from mappnb._watch_judge import Change, Judge, Standing
 from mappnb._watch_show import shown_on
 from mappnb.analysis import find_stragglers
 from mappnb.analysis._work_live import GONE_S
+from mappnb.display import layout_told
 from mappnb.errors import MappnbError, NotARunError
 from mappnb.run import Run, attach
 
@@ -114,7 +115,8 @@ class Watcher:
     def _start(self, look: Look) -> dict[str, Any]:
         meta = self.run.meta
         return {
-            "event": "start", "run_id": meta["run_id"], "path": self.run.path, "layout": str(self.run.layout),
+            "event": "start", "run_id": meta["run_id"], "path": self.run.path,
+            "layout": str(self.run.layout) if layout_told(self.run) else None,
             "world_size": look.world_size, "incarnation": look.incarnation,
         }  # fmt: skip
 
@@ -145,6 +147,7 @@ class Watcher:
         """Return the steps that ended since the last look, each with the verdicts that came or went with it."""
         if look.table is None or look.last <= self.last_step:
             return []
+        self._judge.layout = self.run.layout  # ranks may have told it since
         changes: dict[int, list[Change]] = {}
         for change in self._judge.advance(look.table, look.last):
             changes.setdefault(change.step, []).append(change)

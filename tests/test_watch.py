@@ -17,6 +17,7 @@ from live_run import LiveRun
 import mappnb
 from mappnb import Layout
 from mappnb._watch_judge import CLEAR_AFTER, Judge
+from mappnb._watch_show import sentence
 from mappnb.analysis import find_stragglers, work
 from mappnb.cli import main
 from mappnb.testing import (
@@ -339,3 +340,14 @@ def test_the_pause_follows_from_the_cost(slow):
     assert watcher.pause_s == pytest.approx(3 * 0.05 / CPU_SHARE, abs=0.1)  # paid back little by little
     watcher._began_s -= 10_000
     assert watcher.pause_s == LEAST_PAUSE_S
+
+
+def test_a_layout_that_no_rank_has_told_yet_is_not_made_up(tmp_path):
+    path, _ = tmp_path / "run", generated(tmp_path / "run", steps=4)
+    for file in path.glob("inc=*/ranks/*.json"):
+        file.write_text(
+            json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in ("layout", "coords")})
+        )
+    start = Watcher(mappnb.attach(path)).look()[0]
+    assert start["event"] == "start" and start["layout"] is None
+    assert sentence(start) == f"watching {path}: {LAYOUT.world_size} ranks"
