@@ -10,13 +10,12 @@ import numpy as np
 import xarray as xr
 
 from mappnb import svg
+from mappnb.analysis._straggler_base import QUARTILE, roles_of
 from mappnb.layout import Layout
 
 __all__ = ["heatmap", "peer_ratio"]
 
 Array = np.ndarray[Any, Any]
-QUARTER = 0.25
-"""Quantile of the peers that a rank is compared with: up to three in four of them may be slow (as find_stragglers)."""
 MOST_ROWS, MOST_COLUMNS = 64, 240
 """Cells that are drawn at most."""
 LINE = 14
@@ -37,23 +36,14 @@ def peer_ratio(work: xr.Dataset, layout: Layout) -> Array:
     own = work["seconds"].values[:, :, kind != "host"].sum(2)
     total = np.where(work["present"].values & (own > 0), own, np.nan)
     out = np.full(total.shape, np.nan)
-    role = _roles(work, layout)
+    role = roles_of(work, layout)
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)  # ranks that were not there
         for r in np.unique(role).tolist():
             mine = np.flatnonzero(role == r)
-            base = np.nanquantile(total[:, mine], QUARTER, axis=1 if len(mine) > 1 else 0, keepdims=True)
+            base = np.nanquantile(total[:, mine], QUARTILE, axis=1 if len(mine) > 1 else 0, keepdims=True)
             out[:, mine] = total[:, mine] / base
     return out
-
-
-def _roles(work: xr.Dataset, layout: Layout) -> Array:
-    staged = work["part_stage"].values >= 0
-    does = (work["count"].values[:, :, staged] > 0).any(0)
-    ranks = work["rank"].values
-    if not staged.any() and len(ranks) and int(ranks.max()) < layout.world_size:
-        does = np.array([[layout.coords(int(r))["pp"]] for r in ranks])
-    return np.unique(does, axis=0, return_inverse=True)[1].ravel() if does.shape[1] else np.zeros(len(ranks), np.int64)
 
 
 def heatmap(work: xr.Dataset, layout: Layout, *, labels: Mapping[int, str], named: Sequence[int] = ()) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 import xarray as xr
 
 from mappnb.analysis._work_parts import COMPUTE_KINDS
+from mappnb.layout import Layout
 
-__all__ = ["KINDS", "Table", "baseline", "own_baseline", "table_of"]
+__all__ = ["KINDS", "Table", "baseline", "own_baseline", "roles_of", "table_of"]
 
 Array = np.ndarray[Any, Any]
 QUARTILE = 0.25
@@ -61,17 +62,15 @@ class Table:
     step_s: Array
 
 
-def table_of(work: xr.Dataset, coordinate: Array | None = None, role: Array | None = None) -> Table:
+def table_of(work: xr.Dataset, layout: Layout) -> Table:
     """Return the self-time table (:func:`mappnb.analysis.work`) by kind.
 
     Parameters
     ----------
     work : Dataset, dims (step, rank, part)
         As :func:`mappnb.analysis.work` gives it.
-    coordinate : int array, shape (rank,), optional
-        Pipeline coordinate, that tells ranks apart where no compute has a stage.
-    role : int array, shape (rank,), optional
-        Role of each rank; by default ranks that work on the same stages have the same.
+    layout : Layout
+        For :func:`roles_of`.
     """
     present = work["present"].values
     kinds, stage = work["part_kind"].values.astype(str), work["part_stage"].values
@@ -91,23 +90,29 @@ def table_of(work: xr.Dataset, coordinate: Array | None = None, role: Array | No
     for i, s in enumerate(stages.tolist(), len(names)):
         mine = np.flatnonzero((count[:, :, i] > 0).any(0))
         by_stage[int(s)] = mine, np.where(count[:, mine, i] > 0, seconds[:, mine, i], np.nan)
-    if role is None:
-        does = np.zeros((present.shape[1], len(stages)), bool)
-        for i, (mine, _) in enumerate(by_stage.values()):
-            does[mine, i] = True
-        role = _alike(does, coordinate)
     host = work["host"].values if "host" in work.coords else np.full(work.sizes["rank"], "", object)
-    return Table(work["step"].values, work["rank"].values, role, host, out, by_stage, present, work["step_s"].values)
+    step, rank, role = work["step"].values, work["rank"].values, roles_of(work, layout)
+    return Table(step, rank, role, host, out, by_stage, present, work["step_s"].values)
 
 
-def _alike(does: Array, coordinate: Array | None) -> Array:
-    """Return a number per rank, equal where the rows are, dims (rank, stage or part)."""
-    if not does.shape[1]:
-        return (
-            np.zeros(len(does), np.int64)
-            if coordinate is None
-            else np.unique(coordinate, return_inverse=True)[1].ravel()
-        )
+def roles_of(work: xr.Dataset, layout: Layout) -> Array:
+    """Return a number per rank, equal for ranks that work on the same stages: peers.
+
+    Parameters
+    ----------
+    work : Dataset, dims (step, rank, part)
+        As :func:`mappnb.analysis.work` gives it.
+    layout : Layout
+        Its pipeline coordinate tells ranks apart where no compute has a stage.
+    """
+    stage, ranks = work["part_stage"].values, work["rank"].values
+    if (stage >= 0).any():
+        seen: Array = np.any(work["count"].values > 0, axis=0)
+        does = np.stack([seen[:, stage == s].any(1) for s in np.unique(stage[stage >= 0])], 1)
+    elif len(ranks) and int(ranks.max()) < layout.world_size:
+        does = np.array([[layout.coords(int(r))["pp"]] for r in ranks])
+    else:
+        return np.zeros(len(ranks), np.int64)
     return np.unique(does, axis=0, return_inverse=True)[1].ravel()
 
 

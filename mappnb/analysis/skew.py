@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ import xarray as xr
 from mappnb.analysis._skew_cures import ASSUMES, deal, orders, split_by_document
 from mappnb.analysis._skew_fit import Fit, fit_lengths
 from mappnb.analysis._skew_times import BACKWARD, compute_times, documents_of
+from mappnb.analysis._straggler_skew import CORRELATION, VARIATION
 from mappnb.analysis._whatif_case import Case
 from mappnb.analysis._whatif_model import Model
 from mappnb.analysis._whatif_source import Steps, model_of, steps_of
@@ -20,11 +21,6 @@ from mappnb.run import Run
 __all__ = ["length_model", "length_signature", "skew_cures"]
 
 Array = np.ndarray[Any, Any]
-
-CORRELATED: Final = 0.95
-"""Least correlation of forward and backward within a rank (arXiv:2505.05713, section on sequence lengths)."""
-UNEQUAL: Final = 0.05
-"""Least variation of forwards within a rank. StragglerAnalysis traces: SE (length skew) 0.22, AR (a slow GPU) 0.017."""
 
 
 def length_model(run: Run, *, step: Steps | None = None) -> xr.Dataset:
@@ -243,7 +239,7 @@ def length_signature(run: Run | xr.Dataset, *, step: Steps | None = None) -> xr.
     pairs = wide.dropna(subset=["forward", "backward"]).groupby("rank")
     correlation = pd.Series({r: _correlation(p) for r, p in pairs}, dtype=float).reindex(ranks).to_numpy()
     cv = wide.groupby("rank")["forward"].std(ddof=0).reindex(ranks).to_numpy()
-    skewed = (correlation >= CORRELATED) & (cv >= UNEQUAL)
+    skewed = (correlation >= CORRELATION) & (cv >= VARIATION)
     share, moving = _slowest(table)
     one = {"units": "1"}
     return xr.Dataset(
@@ -257,7 +253,7 @@ def length_signature(run: Run | xr.Dataset, *, step: Steps | None = None) -> xr.
             "skewed": (
                 "rank",
                 skewed,
-                one | {"long_name": f"correlation at least {CORRELATED} and cv at least {UNEQUAL}"},
+                one | {"long_name": f"correlation at least {CORRELATION} and cv at least {VARIATION}"},
             ),
             "slowest_share": (
                 "rank",

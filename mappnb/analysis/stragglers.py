@@ -169,7 +169,7 @@ def findings_of(
     judged: xr.Dataset, layout: Layout, settings: Settings, warm_up: int, notes: list[str]
 ) -> tuple[list[Finding], Excess]:
     """Return what the self-time table tells: findings, and the excess of all ranks; ``notes`` gets what is to be said."""
-    table = table_of(judged, _coordinate(judged, layout))
+    table = table_of(judged, layout)
     numbers = {n: judged[n].values.astype(np.float64) for n in ("imposed_s", "wait_s", "transfer_s", "calls")}
     if len(table.step) < MIN_STEPS:
         notes.append(
@@ -214,13 +214,6 @@ def _judged(work: xr.Dataset, warm_up: int) -> tuple[xr.Dataset, list[str]]:
     skipped = ", ".join(map(str, step[~keep].tolist()))
     judged = work.isel(step=slice(int(np.argmax(keep)), None)).assign_attrs(begin=int(step[0]))
     return judged, [f"warm-up not judged: step {skipped}"]
-
-
-def _coordinate(work: xr.Dataset, layout: Layout) -> Array | None:
-    ranks = work["rank"].values
-    if layout.pp == 1 or not len(ranks) or int(ranks.max()) >= layout.world_size:
-        return None
-    return np.array([layout.coords(int(r))["pp"] for r in ranks])
 
 
 def _too_short(excess: Excess, steps: int) -> list[Finding]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +16,12 @@ from mappnb.widgets._lab_model import LabModel
 from mappnb.widgets._lab_plots import bokeh_js, columns, figures, memory_columns
 from mappnb.widgets._messages import with_arrays
 from mappnb.widgets._png import data_uri, palette_png
-from mappnb.widgets.view import static_text
+from mappnb.widgets._static_view import PictureSnapshot, page_html
 
 if TYPE_CHECKING:
     from mappnb.widgets.schedule_lab import ScheduleLab
 
-__all__ = ["LabSnapshot", "page", "picture", "table_html", "twin"]
+__all__ = ["page", "picture", "snapshot", "table_html", "twin"]
 
 Array = np.ndarray[Any, Any]
 WIDTH, GUTTER, HEAD, BOTTOM = 1000, 58, 20, 24
@@ -137,46 +135,9 @@ def twin(model: LabModel, lanes: list[Lane], units: Units, said: str) -> str:
     return f'{STYLE}<figure style="margin:0">{picture(model, lanes, units)}{caption}</figure>{table_html(model, units)}'
 
 
-@dataclass(frozen=True, slots=True)
-class LabSnapshot:
-    """A picture of the lab that stays in the notebook, with its numbers.
-
-    Attributes
-    ----------
-    svg : str
-        The timelines.
-    table : str
-        The numbers, as HTML.
-    code : str
-        The line that makes the lab again.
-    text : str
-        The lab in one line.
-    """
-
-    svg: str
-    table: str
-    code: str
-    text: str
-    key: str
-
-    @classmethod
-    def of(cls, model: LabModel, lanes: list[Lane], units: Units, *, code: str, said: str) -> LabSnapshot:
-        """Take a picture of the lab as it is."""
-        return cls(picture(model, lanes, units), table_html(model, units), code, said, _key(lanes))
-
-    def __repr__(self) -> str:
-        return f"Snapshot of {self.text}"
-
-    def _repr_html_(self) -> str:
-        key = f'<figcaption style="{FONT}">{self.key}</figcaption>'
-        code = f'<details style="{FONT}"><summary>code</summary><code>{html.escape(self.code)}</code></details>'
-        return f'{STYLE}<figure style="margin:0">{self.svg}{key}</figure>{self.table}{code}'
-
-    def save(self, path: Any) -> None:
-        """Write the picture as an SVG file."""
-        text = self.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+def snapshot(model: LabModel, lanes: list[Lane], units: Units, *, code: str, said: str) -> PictureSnapshot:
+    """Return a picture of the lab as it is: its timelines, its numbers as a table, and the key of its colours."""
+    return PictureSnapshot(picture(model, lanes, units), table_html(model, units), code, said, _key(lanes), STYLE, FONT)
 
 
 # --------------------------------------------------------------------------------------------------------------- page
@@ -198,19 +159,8 @@ def page(lab: ScheduleLab, model: LabModel, lanes: list[Lane], units: Units) -> 
         "bokeh": {"version": version, "gzip": base64.b64encode(packed).decode("ascii")},
         "code": lab.code,
     }
-    safe = json.dumps(whole, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    script = f"{ScheduleLab._esm}".rsplit("export default", 1)[0]
-    title = html.escape(lab.describe())
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{ScheduleLab._css}'
-        "body{margin:16px;font-family:system-ui,sans-serif;background:#fff;color:#1b1f24}"
-        "@media(prefers-color-scheme:dark){body{background:#15181c;color:#e6e6e6}}</style></head>"
-        f'<body><main><h1 style="font-size:18px">{title}</h1><div id="view"></div></main>'
-        f'<script type="application/json" id="data">{safe}</script>'
-        f'<script type="module">{script}\n{static_text("static_kernel.js")}\n{static_text("lab_static.js")}\n'
-        'const data = JSON.parse(document.getElementById("data").textContent);\n'
-        'renderLab({ model: new StaticLab(data), el: document.getElementById("view") });</script></body></html>'
-    )
+    parts = ("static_kernel.js", "static_answers.js", "lab_static.js")
+    return page_html(lab.describe(), ScheduleLab, whole, parts=parts, model="StaticLab", render="renderLab")
 
 
 def _memory_of(model: LabModel, label: str, scales: dict[str, float]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from mappnb.analysis._straggler_base import baseline, own_baseline
+from mappnb.analysis._straggler_base import baseline, own_baseline, roles_of
 from mappnb.analysis._work_parts import COMPUTE_KINDS
 from mappnb.errors import MappnbError, did_you_mean
 from mappnb.layout import Layout
@@ -87,13 +87,7 @@ class Measures:
     @cached_property
     def role(self) -> Array:
         """Return a number per rank; ranks of equal number work on the same stages: they are peers."""
-        staged = self.work["part_stage"].values >= 0
-        if staged.any():
-            does = (self.work["count"].values[:, :, staged] > 0).any(0)
-        else:
-            fits = len(self.ranks) and int(self.ranks.max()) < self.layout.world_size
-            does = np.array([[self.layout.coords(int(r))["pp"] if fits else 0] for r in self.ranks])
-        return np.unique(does, axis=0, return_inverse=True)[1].ravel()
+        return roles_of(self.work, self.layout)
 
     @cached_property
     def kinds(self) -> list[str]:

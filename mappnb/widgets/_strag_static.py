@@ -6,7 +6,7 @@ import base64
 import html
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +16,17 @@ from mappnb.widgets import _strag_answers as told
 from mappnb.widgets import _strag_plots as plots
 from mappnb.widgets._lab_plots import bokeh_js
 from mappnb.widgets._png import data_uri, palette_png
+from mappnb.widgets._static_view import PictureSnapshot, page_html
 from mappnb.widgets._strag_data import StragglerData, subject_ranks
 from mappnb.widgets._strag_evidence import value_text
 from mappnb.widgets._strag_levels import Picture, picture
 from mappnb.widgets._strag_picked import Picked
 from mappnb.widgets._strag_where import Where
-from mappnb.widgets.view import static_text
 
 if TYPE_CHECKING:
     from mappnb.widgets.stragglers import Stragglers
 
-__all__ = ["StragglersSnapshot", "page", "svg", "table_html", "twin"]
+__all__ = ["page", "snapshot", "svg", "table_html", "twin"]
 
 Array = np.ndarray[Any, Any]
 WIDTH, RIGHT, TOP, BOTTOM = 900, 26, 6, 52
@@ -174,47 +174,12 @@ def twin(data: StragglerData, drawn: Picture | None, said: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class StragglersSnapshot:
-    """A picture of the view that stays in the notebook, with the verdicts.
-
-    Attributes
-    ----------
-    svg : str
-        The heatmap.
-    table : str
-        The verdicts, as HTML.
-    code : str
-        The line that makes the view again.
-    text, caption : str
-        The view in one line, and what a cell is.
-    """
-
-    svg: str
-    table: str
-    code: str
-    text: str
-    caption: str
-
-    @classmethod
-    def of(cls, data: StragglerData, drawn: Picture | None, *, code: str, said: str) -> StragglersSnapshot:
-        """Take a picture of the view as it is."""
-        data.verdicts  # noqa: B018  (asked for: here they may take their time)
-        table = table_html(data) if not data.why else ""
-        return cls(svg(data, drawn), table, code, said, drawn.caption if drawn is not None else data.why)
-
-    def __repr__(self) -> str:
-        return f"Snapshot of {self.text}"
-
-    def _repr_html_(self) -> str:
-        caption = f'<figcaption style="{FONT}">{html.escape(self.caption)}</figcaption>'
-        code = f'<details style="{FONT}"><summary>code</summary><code>{html.escape(self.code)}</code></details>'
-        return f'{STYLE}<figure style="margin:0">{self.svg}{caption}</figure>{self.table}{code}'
-
-    def save(self, path: Any) -> None:
-        """Write the picture as an SVG file."""
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
+def snapshot(data: StragglerData, drawn: Picture | None, *, code: str, said: str) -> PictureSnapshot:
+    """Return a picture of the view as it is: the heatmap, the verdicts as a table, and what a cell is."""
+    data.verdicts  # noqa: B018  (asked for: here they may take their time)
+    table = table_html(data) if not data.why else ""
+    caption = html.escape(drawn.caption if drawn is not None else data.why)
+    return PictureSnapshot(svg(data, drawn), table, code, said, caption, STYLE, FONT)
 
 
 # --------------------------------------------------------------------------------------------------------------- page
@@ -237,24 +202,11 @@ def page(view: Stragglers) -> str:
         "bokeh": {"version": version, "gzip": base64.b64encode(packed).decode("ascii")},
         "code": view.code,
     }
-    safe = json.dumps(whole, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return _html(view, safe)
+    from mappnb.widgets.stragglers import Stragglers
 
-
-def _html(view: Stragglers, safe: str) -> str:
-    from mappnb.widgets.stragglers import Stragglers  # the class as it was written: a view has one of its own
-
-    script = f"{Stragglers._esm}".rsplit("export default", 1)[0]
-    title = html.escape(view.describe())
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{Stragglers._css}'
-        "body{margin:16px;font-family:system-ui,sans-serif;background:#fff;color:#1b1f24}"
-        "@media(prefers-color-scheme:dark){body{background:#15181c;color:#e6e6e6}}</style></head>"
-        f'<body><main><h1 style="font-size:18px">{title}</h1><div id="view"></div></main>'
-        f'<script type="application/json" id="data">{safe}</script>'
-        f'<script type="module">{script}\n{static_text("stragglers_static.js")}\n'
-        'const data = JSON.parse(document.getElementById("data").textContent);\n'
-        'renderStragglers({ model: new StaticStragglers(data), el: document.getElementById("view") });</script></body></html>'
+    parts = ("static_answers.js", "stragglers_static.js")
+    return page_html(
+        view.describe(), Stragglers, whole, parts=parts, model="StaticStragglers", render="renderStragglers"
     )
 
 

@@ -356,9 +356,9 @@ class ScheduleLab(View):
 
     def snapshot(self) -> Any:
         """Return a picture (SVG) with the numbers, that stays in the notebook."""
-        from mappnb.widgets._lab_static import LabSnapshot
+        from mappnb.widgets._lab_static import snapshot
 
-        return LabSnapshot.of(self._model, self._lanes, self._units, code=self.code, said=self.describe())
+        return snapshot(self._model, self._lanes, self._units, code=self.code, said=self.describe())
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the lab as one self-contained page: timelines that pan and zoom, plots, numbers; write it to ``path`` if given."""

@@ -372,9 +372,9 @@ class Stragglers(View):
 
     def snapshot(self) -> Any:
         """Return a picture (SVG) with the verdicts, that stays in the notebook."""
-        from mappnb.widgets._strag_static import StragglersSnapshot
+        from mappnb.widgets._strag_static import snapshot
 
-        return StragglersSnapshot.of(self._data, self._drawn, code=self.code, said=self.describe())
+        return snapshot(self._data, self._drawn, code=self.code, said=self.describe())
 
     def to_html(self, path: str | Path | None = None) -> str:
         """Return the view as one self-contained page, with metrics, culprits and their evidence; write it to ``path`` if given."""

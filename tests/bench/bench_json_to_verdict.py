@@ -16,17 +16,22 @@ from bench_import import RANKS, _rows
 
 SLOW, FACTOR = 3, 1.3
 PROBE = """
-import sys, time, warnings
-import mappnb, mappnb.analysis, mappnb.capture.importers, pandas, pyarrow.parquet
+import sys, time
+from pathlib import Path
+import mappnb
 from mappnb.analysis import find_stragglers
-from mappnb.capture.importers import import_trace
-import_trace(sys.argv[1] + "/warm", sys.argv[2] + "/warm")  # loads what is loaded on first use
-find_stragglers(mappnb.attach(sys.argv[2] + "/warm"))
-begin = time.process_time()
-report = import_trace(sys.argv[1], sys.argv[2] + "/run")
-read = time.process_time()
-found = find_stragglers(mappnb.attach(sys.argv[2] + "/run"))
-print(report.num_read, read - begin, time.process_time() - read)
+
+folder = Path(sys.argv[1])
+def verdict(name):
+    begin = time.process_time()
+    report = mappnb.import_trace(folder / name, folder / f"{name}-run")
+    read = time.process_time()
+    found = find_stragglers(mappnb.attach(folder / f"{name}-run"))
+    return report.num_read, read - begin, time.process_time() - read, found
+
+verdict("few")  # loads what is loaded on first use
+events, reading, judging, found = verdict("json")
+print(events, reading, judging)
 print(found[found.verdict == "culprit"][["subject_kind", "subject", "cause", "effect_fraction"]].to_string())
 """
 
@@ -85,13 +90,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(folder / "json", args.events, args.steps)
-        write(folder / "json" / "warm", 3_000, args.steps)
-        (folder / "json" / "warm").rename(folder / "warm_json")
-        (folder / "traces").mkdir()
-        (folder / "json").rename(folder / "traces" / "json")
-        source = folder / "traces" / "json"
-        code = PROBE.replace('sys.argv[1] + "/warm"', f"{str(folder / 'warm_json')!r}")
-        made = subprocess.run([sys.executable, "-c", code, source, folder], capture_output=True, text=True, check=True)
+        write(folder / "few", 3_000, args.steps)
+        made = subprocess.run([sys.executable, "-c", PROBE, folder], capture_output=True, text=True, check=True)
         first, _, rest = made.stdout.partition("\n")
         events, reading, judging = first.split()
         total = float(reading) + float(judging)

@@ -7,32 +7,7 @@ function canonical(value) {
   return JSON.stringify(value);
 }
 
-class StaticStragglers {
-  constructor(data) {
-    this.data = data;
-    this.isStatic = true;
-    this.listeners = new Set();
-  }
-
-  get() {
-    return "";
-  }
-
-  on(type, fn) {
-    if (type === "msg:custom") this.listeners.add(fn);
-  }
-
-  off(type, fn) {
-    this.listeners.delete(fn);
-  }
-
-  send(content) {
-    setTimeout(() => {
-      const reply = this.answer(content);
-      if (reply) for (const fn of [...this.listeners]) fn({ kind: content.kind, ...reply, seq: content.seq }, []);
-    }, 0);
-  }
-
+class StaticStragglers extends StaticAnswers {
   answer({ kind, seq, ground, ...body }) {
     if (kind === "ready") return { ...this.data.state, kind: "state" };
     if (kind === "bokeh") return this.bokeh();
@@ -40,11 +15,5 @@ class StaticStragglers {
     const found = this.data.answers[`${kind} ${canonical(body)}`];
     if (found) return found;
     return { kind: "error", of: kind, text: "this page holds the heatmaps of all ranks, and the verdicts with their evidence; open the notebook for the rest" };
-  }
-
-  bokeh() {
-    const { version, gzip } = this.data.bokeh;
-    const { length } = bytesFromBase64(gzip);
-    return { version, arrays: [{ name: "js0", dtype: "u8", shape: [length] }], base64: [gzip] };
   }
 }
