@@ -12,6 +12,7 @@ from mappnb._lazy import LAZY
 
 if TYPE_CHECKING:
     from mappnb import analysis as analysis
+    from mappnb import interp as interp
     from mappnb import sched as sched
     from mappnb import testing as testing
     from mappnb import widgets as widgets
@@ -45,6 +46,7 @@ __all__ = [
     "plan",
     "fit_costs",
     "sched",
+    "interp",
     "analysis",
     "testing",
     "link",

@@ -104,18 +104,14 @@ class Communication:
         self._bytes(out)
         if not n:
             return
-        around = self._around(out, calls, annotated, launch[calls])
-        told, comms = np.full(n, -1, np.int64), list[str]()
-        at = np.searchsorted(self.few.row, calls)
-        has = np.zeros(len(calls), bool)
-        if len(self.few.row):
-            has = self.few.row[np.minimum(at, len(self.few.row) - 1)] == calls
-        for i, (j, known, annotation) in enumerate(zip(at.tolist(), has.tolist(), around, strict=True)):
-            args = self._args(j) if known else {}
-            self._one(out, i, args, rows[out.columns["site"][calls[i]]], annotation)
-            told[i] = args.get("Seq", -1)
-            comms.append(str(args.get("Comms Id", "")))
-        self._number(out, told, comms)
+        sites, around = out.columns["site"][calls], self._around(out, calls, annotated, launch[calls])
+        noted = np.where(around >= 0, out.columns["site"][around], -1)
+        row = self._few_rows(calls)
+        for alike in self._alike(row, sites, noted):  # in order of their first
+            i = alike[0]
+            args = self._args(int(row[i])) if row[i] >= 0 else {}
+            self._some(out, alike, args, rows[sites[i]], rows[noted[i]][2] if noted[i] >= 0 else "")
+        self._number(out, self._column("Seq", row), self._column("Comms Id", row))
         out.few |= {name: (calls, self.values[name]) for name in ("group", "seq", "peer")}
         self._bytes(out)
         out.facts["groups"] = self.facts
@@ -144,7 +140,39 @@ class Communication:
                 out[name] = self.names[value]
         return out
 
-    def _around(self, out: RankRows, calls: Array, notes: Array, begun: Array) -> list[int]:
+    def _few_rows(self, calls: Array) -> Array:
+        """Return the row of each call among the few events that have args, -1 for none."""
+        if not len(self.few.row):
+            return np.full(len(calls), -1, np.int64)
+        at = np.minimum(np.searchsorted(self.few.row, calls), len(self.few.row) - 1)
+        return np.where(self.few.row[at] == calls, at, -1)
+
+    def _column(self, name: str, row: Array) -> Array:
+        """Return what an arg tells of each call, -1 for nothing."""
+        if not len(self.few.row):
+            return np.full(len(row), -1, np.int64)
+        column = self.few.columns[name][row].astype(np.int64)
+        return np.where((row < 0) | (column == MISSING), -1, column)
+
+    def _alike(self, row: Array, *beside: Array) -> list[Array]:
+        """Return the calls of which all but the number is the same, in order of their first."""
+        columns = [*beside, row >= 0]
+        for name, column in self.few.columns.items() if len(self.few.row) else ():
+            if name not in ("Seq", "Comms Id"):
+                columns.append(np.where(row >= 0, column[row], 0))
+        unnamed = [k for k, text in enumerate(self.names) if not text]
+        comms = self._column("Comms Id", row)  # tells the group where no name does
+        columns.append(np.where(np.isin(self._column("Process Group Name", row), [-1, *unnamed]), comms, -1))
+        code = np.zeros(len(row), np.int64)
+        for column in columns:
+            if (column != column[0]).any():
+                number = np.unique(column, return_inverse=True)[1]
+                code = np.unique(code * (number.max() + 1) + number, return_inverse=True)[1]
+        order = np.argsort(code, kind="stable")
+        parts: list[Array] = np.split(order, np.flatnonzero(np.diff(code[order])) + 1)
+        return sorted(parts, key=lambda part: int(part[0]))
+
+    def _around(self, out: RankRows, calls: Array, notes: Array, begun: Array) -> Array:
         """Return the row of the annotation around each call's launch, -1 for none."""
         found = np.full(len(calls), -1, np.int64)
         start, length, lane = out.columns["start_ns"], out.columns["duration_ns"], out.columns["thread"]
@@ -156,38 +184,39 @@ class Communication:
             at = np.searchsorted(start[mine], time, "right") - 1
             inside = (at >= 0) & (time <= (start[mine] + length[mine])[np.maximum(at, 0)])
             found[here[inside]] = mine[at[inside]]
-        return [int(x) for x in found]
+        return found
 
-    def _one(self, out: RankRows, i: int, args: dict[str, Any], site: SiteRow, annotation: int) -> None:
+    def _some(self, out: RankRows, alike: Array, args: dict[str, Any], site: SiteRow, annotation: str) -> None:
+        """Put down some calls that are alike."""
         category, op, name, phase, layer, _ = site
         told = collective_op(str(args.get("Collective name", "")))
-        if not told and not op and annotation >= 0:
-            told = collective_op(list(self.sites)[out.columns["site"][annotation]][2])
+        if not told and not op:
+            told = collective_op(annotation)
         op = told or op or "send_recv"
         category = str(Category.P2P if op in P2P_OPS or op == "send_recv" else Category.COLLECTIVE)
         dtype, size = plain_dtype(str(args["dtype"])) if "dtype" in args else ("", 0)
         new = (category, op, name, phase, layer, dtype)
-        out.columns["site"][self.calls[i]] = self.sites.setdefault(new, len(self.sites))
+        out.columns["site"][self.calls[alike]] = self.sites.setdefault(new, len(self.sites))
         elements = max(args.get("In msg nelems", 0), args.get("Out msg nelems", 0) if op == Op.RECV else 0)
         if size and 0 < elements < 1 << 50:
-            self.values["bytes"][i] = elements * size
-        ranks, group = self._group(args, category == Category.COLLECTIVE)
-        self.values["group"][i] = group
+            self.values["bytes"][alike] = elements * size
+        ranks, group = self._group(args, category == Category.COLLECTIVE, len(alike))
+        self.values["group"][alike] = group
         if category == Category.P2P:
             other = args.get("Dst Rank" if op == Op.SEND else "Src Rank", -1)
-            self.values["peer"][i] = other if 0 <= other < max(self.world, 1) else -1
+            self.values["peer"][alike] = other if 0 <= other < max(self.world, 1) else -1
         elif op in (Op.BROADCAST, Op.REDUCE, Op.GATHER, Op.SCATTER):
             root = args.get("Src Rank", -1)
-            self.values["peer"][i] = root if root in ranks else -1
+            self.values["peer"][alike] = root if root in ranks else -1
 
-    def _group(self, args: dict[str, Any], collective: bool) -> tuple[tuple[int, ...], int]:
+    def _group(self, args: dict[str, Any], collective: bool, num_calls: int) -> tuple[tuple[int, ...], int]:
         name, text = str(args.get("Process Group Name", "")), str(args.get("Process Group Ranks", ""))
         comms = str(args.get("Comms Id", ""))
         key = (name, text, "" if name else comms)
         if not any(key) and (not collective or self.world < 2 or len(self.config) > 1):
             return (), -1
         if not any(key):
-            self.assumed += 1
+            self.assumed += num_calls
         ranks = self._ranks(name, text, args.get("Group size", self.world if not any(key) else -1))
         if key not in self.groups:
             self.groups[key] = group_id(ranks, f"{self.backend}|{name or key[2]}", 0)
@@ -210,24 +239,27 @@ class Communication:
                 return members
         return tuple(range(self.world)) if size == self.world else ()
 
-    def _number(self, out: RankRows, told: Array, comms: list[str]) -> None:
+    def _number(self, out: RankRows, told: Array, comms: Array) -> None:
         """Give calls their numbers: by their Comms Id or their Seq where all of a group have one, else in the order of issue."""
         issue, start = out.columns["issue_ns"][self.calls], out.columns["start_ns"][self.calls]
-        rows = list(self.sites)
-        queues: dict[tuple[int, ...], list[int]] = {}
-        for i in np.argsort(np.where(issue >= 0, issue, start), kind="stable").tolist():
-            group, peer = int(self.values["group"][i]), int(self.values["peer"][i])
-            op = rows[out.columns["site"][self.calls[i]]][1]
-            if group < 0 or (op in P2P_OPS and peer < 0) or op == "send_recv":
+        site, group, peer = out.columns["site"][self.calls], self.values["group"], self.values["peer"]
+        ops = [op for _, op, *_ in self.sites]
+        send, p2p, unclear = (
+            np.array([op in some for op in ops], bool)[site] for some in ((Op.SEND,), P2P_OPS, ("send_recv",))
+        )
+        source = np.where(p2p, np.where(send, out.rank, peer), -1)
+        target = np.where(p2p, np.where(send, peer, out.rank), -1)
+        order = np.argsort(np.where(issue >= 0, issue, start), kind="stable")
+        order = order[((group >= 0) & ~(p2p & (peer < 0)) & ~unclear)[order]]
+        order = order[np.lexsort((target[order], source[order], group[order]))]
+        change = np.any([np.diff(x[order]) != 0 for x in (group, source, target)], axis=0)
+        for queue in np.split(order, np.flatnonzero(change) + 1) if len(order) else ():
+            own, known = told[queue], np.unique(comms[queue])
+            ids = [self.names[k] for k in comms[queue].tolist()] if known[0] >= 0 and len(known) == len(queue) else []
+            if not p2p[queue[0]] and all(ids) and len(set(ids)) == len(queue):
+                self.values["seq"][queue] = self.ids.of(int(group[queue[0]]), ids, own.tolist())
                 continue
-            pair = ((out.rank, peer) if op == Op.SEND else (peer, out.rank)) if op in P2P_OPS else ()
-            queues.setdefault((group, *pair), []).append(i)
-        for key, queue in queues.items():
-            own, ids = told[queue], [comms[i] for i in queue]
-            if len(key) == 1 and all(ids) and len(set(ids)) == len(ids):
-                self.values["seq"][queue] = self.ids.of(key[0], ids, own.tolist())
-                continue
-            usable = len(key) == 1 and (own >= 0).all() and len(np.unique(own)) == len(own)
+            usable = not p2p[queue[0]] and (own >= 0).all() and len(np.unique(own)) == len(own)
             self.values["seq"][queue] = own if usable else np.arange(len(queue))
 
 

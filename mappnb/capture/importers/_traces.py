@@ -15,7 +15,9 @@ from mappnb.capture.importers._tracejson import EVENT_FIELDS, MISSING, TEXT_KEY,
 
 __all__ = ["Head", "Lanes", "look", "read_source", "wall_offset_ns"]
 
+Array = np.ndarray[Any, Any]
 _TS = re.compile(rb'"ts"\s*:\s*"?(\d{15,})')
+_LANES_AT_ONCE = 32
 _NS_FROM = 10**17  # as µs this is the year 5138
 
 
@@ -94,11 +96,22 @@ def read_source(
         trace.repairs["damaged_archives"] = 1
 
 
+def _mixed(pid: Array, tid: Array) -> Array:
+    """Return a number for each pair; different pairs may have the same one."""
+    with np.errstate(over="ignore"):
+        mixed: Array = pid * np.int64(0x5851F42D4C957F2D) + tid
+    return mixed
+
+
 class Lanes:
     """Numbers (pid, tid) pairs in order of first use."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], int] = {}
+        self._pid = self._tid = self._sorted = np.zeros(
+            0, np.int64
+        )  # of the known lanes, when rows were looked up last
+        self._order = np.zeros(0, np.int32)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -108,13 +121,38 @@ class Lanes:
         """The (pid, tid) of each lane."""
         return list(self._known)
 
-    def number(self, pid: np.ndarray[Any, Any], tid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def number(self, pid: Array, tid: Array) -> Array:
         """Return the lane of each row, dims (event,), int32."""
-        change = np.flatnonzero((np.diff(pid) != 0) | (np.diff(tid) != 0)) + 1
-        heads = np.concatenate([np.zeros(min(len(pid), 1), np.int64), change])
-        keys = zip(pid[heads].tolist(), tid[heads].tolist(), strict=True)
-        numbers = np.array([self._known.setdefault(k, len(self._known)) for k in keys], np.int32)
-        return np.repeat(numbers, np.diff(np.concatenate([heads, [len(pid)]])))
+        found = np.full(len(pid), -1, np.int32)
+        self._look_up(pid, tid, found)
+        missed = np.flatnonzero(found < 0)
+        for _ in range(_LANES_AT_ONCE):  # a trace has few lanes: each new one is found in all rows at once
+            if not len(missed):
+                return found
+            one, other = pid[missed[0]], tid[missed[0]]
+            same = (pid[missed] == one) & (tid[missed] == other)
+            found[missed[same]] = self._add(int(one), int(other))
+            missed = missed[~same]
+        keys = zip(pid[missed].tolist(), tid[missed].tolist(), strict=True)
+        found[missed] = [self._add(*k) for k in keys]
+        return found
+
+    def _add(self, pid: int, tid: int) -> int:
+        return self._known.setdefault((pid, tid), len(self._known))
+
+    def _look_up(self, pid: Array, tid: Array, found: Array) -> None:
+        """Put down the lanes of rows whose lane is known."""
+        if not self._known:
+            return
+        if len(self._sorted) != len(self._known):
+            self._pid, self._tid = np.array(self.pairs, np.int64).T
+            mixed = _mixed(self._pid, self._tid)
+            self._order = np.argsort(mixed).astype(np.int32)
+            self._sorted = mixed[self._order]
+        at = np.searchsorted(self._sorted, _mixed(pid, tid))
+        lane = self._order[np.minimum(at, len(self._order) - 1)]
+        hit = (self._pid[lane] == pid) & (self._tid[lane] == tid)
+        found[hit] = lane[hit]
 
     def label(self, lane: int, names: list[str]) -> tuple[str, str]:
         """Return (pid, tid) of a lane as text."""

@@ -1,0 +1,1 @@
+"""Files of captured activations: one zarr group in one zip file per rank and step block."""

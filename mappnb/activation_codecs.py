@@ -1,0 +1,1 @@
+"""Decoding of captured tensors: cast, int8, top-k, bucket, sketch."""

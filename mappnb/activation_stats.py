@@ -1,0 +1,1 @@
+"""Statistics of tensors: fields, exact merging; the numpy twin of the native pass."""

@@ -1,0 +1,11 @@
+"""Inside the model: attention, lens, trajectories, generation, patching. Dataset or model in, labelled data out. Views are elsewhere."""
+
+from __future__ import annotations
+
+from mappnb._lazy_package import lazy
+
+LAZY: dict[str, str] = {}
+"""Public name -> module of this package; nothing is imported before it is used."""
+
+__all__ = sorted(LAZY)
+__getattr__, __dir__ = lazy(__name__, LAZY)
