@@ -7,5 +7,5 @@ from mappnb._lazy_package import lazy
 LAZY: dict[str, str] = {}
 """Public name -> module of this package; nothing is imported before it is used."""
 
-__all__ = sorted(LAZY)
+__all__ = [*LAZY]  # noqa: PLE0604 (strings all)
 __getattr__, __dir__ = lazy(__name__, LAZY)
