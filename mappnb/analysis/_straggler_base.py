@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mappnb.analysis._straggler_tests import median_steps
 from mappnb.analysis._work_parts import COMPUTE_KINDS
 from mappnb.layout import Layout
 
@@ -282,7 +283,17 @@ def _lower_median(apart: Array) -> Array:
 
 def _usual(seconds: Array) -> Array:
     """Return the level of each column that most of its faster steps are around."""
-    low = np.nanquantile(seconds, USUAL, axis=0)
     jump = np.abs(np.diff(seconds, axis=0))
-    sigma = np.nanmedian(jump, axis=0) * 1.4826 / np.sqrt(2.0)
-    return np.asarray(np.minimum(low - NormalDist().inv_cdf(USUAL) * sigma, np.nanmedian(seconds, axis=0)))
+    sigma = median_steps(jump) * 1.4826 / np.sqrt(2.0)
+    return np.asarray(np.minimum(_low(seconds) - NormalDist().inv_cdf(USUAL) * sigma, median_steps(seconds)))
+
+
+def _low(seconds: Array) -> Array:
+    """Return the quantile ``USUAL`` of each column, NaN left out; those without any in one go, numpy takes the others one by one."""
+    whole = np.isfinite(seconds).all(0)
+    if whole.all():
+        return np.asarray(np.quantile(seconds, USUAL, axis=0))
+    out = np.empty(seconds.shape[1])
+    out[whole] = np.quantile(seconds[:, whole], USUAL, axis=0)
+    out[~whole] = np.nanquantile(seconds[:, ~whole], USUAL, axis=0)
+    return out

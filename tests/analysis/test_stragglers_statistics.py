@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mappnb.analysis._straggler_base import Table, baseline, own_baseline
+from mappnb.analysis import _straggler_tests
+from mappnb.analysis._straggler_base import USUAL, Table, baseline, own_baseline
 from mappnb.analysis._straggler_find import Settings, find_ranks
 from mappnb.analysis._straggler_tests import Noise, chernoff, noise_of, rejected, spells, tail
 
@@ -66,6 +67,32 @@ def test_hidden_cells_say_nothing_and_levels_are_kept():
     hidden[0, [0, 1]] = True
     second = baseline(seconds, role, hidden, relative=False, quantile=0.5, known=known, kind="a")[0]
     assert second[0, 3] == 4.0 and second[0, 4] == first[0, 4]
+
+
+@given(st.lists(st.sampled_from([-0.1, 0.0, 0.02, 0.04, 0.05, 0.3, math.nan, math.inf]), min_size=1, max_size=9))
+def test_the_best_run_has_the_largest_sum(values):
+    """Against all runs; the one column as many columns are."""
+    series, least = np.array(values), 0.04
+    first, last = _straggler_tests._best_run(series, least)
+    many = _straggler_tests._best_runs(np.stack([series, series[::-1]], 1), least)
+    assert (first, last) == (many[0][0], many[1][0])
+    gain = np.where(np.isfinite(series), np.clip(np.nan_to_num(series), -0.12, 0.12) - 0.02, 0)
+    best = max(gain[a : b + 1].sum() for a in range(len(gain)) for b in range(a, len(gain)))
+    if best <= 1e-12:
+        assert last == -1 or gain[first : last + 1].sum() == pytest.approx(best, abs=1e-12)
+    else:
+        assert gain[first : last + 1].sum() == pytest.approx(best)
+
+
+def test_the_usual_level_leaves_out_steps_without_the_rank():
+    rng = np.random.default_rng(3)
+    seconds = np.exp(0.02 * rng.standard_normal((41, 6)))
+    seconds[3:9, 1] = seconds[40, 4] = math.nan
+    jump = np.abs(np.diff(seconds, axis=0))
+    sigma = np.nanmedian(jump, axis=0) * 1.4826 / math.sqrt(2)
+    low = np.nanquantile(seconds, USUAL, axis=0) + 0.8416212335729143 * sigma
+    expected = np.minimum(low, np.nanmedian(seconds, axis=0))
+    assert own_baseline(seconds, np.ones(6, bool), relative=False)[0] == pytest.approx(expected, rel=1e-14)
 
 
 def test_own_baseline_takes_out_what_all_did():
