@@ -60,18 +60,36 @@ class Batches:
         Returns
         -------
         dict of Tensor, dims (micro_batch, sequence / cp_size)
-            ``tokens``, ``labels`` (the next byte) and ``position_ids``.
+            ``tokens``, ``labels`` (the next byte) and ``position_ids``; with left padding also ``weights`` (0 where padded, else 1)
+            and ``padding``, dims (micro_batch,): the number of padding tokens.
         """
         size = self._settings.micro_batch
         first = (self._microbatch * self._dp_size + self._dp_rank) * size
         self._microbatch += 1
         window = torch.stack([self._sample(first + row) for row in range(size)])
         batch = {"tokens": window[:, :-1], "labels": window[:, 1:], "position_ids": self._positions}
+        if self._settings.left_padding:
+            batch = self._padded(batch, first)
         if self._settings.cp > 1:
             from mappnb.testing.context_parallel import local_share
 
+            padding = batch.pop("padding", None)
             batch = {name: local_share(value, 1) for name, value in batch.items()}
+            batch |= {} if padding is None else {"padding": padding}
         return {name: value.contiguous().to(self._device) for name, value in batch.items()}
+
+    def _padded(self, batch: dict[str, torch.Tensor], first: int) -> dict[str, torch.Tensor]:
+        """Put padding in place of the first tokens of each sample; how many depends on the sample's number only."""
+        most = self._settings.left_padding
+        padding = torch.tensor([7 * (first + row) % (most + 1) for row in range(self._settings.micro_batch)])
+        real = self._positions >= padding[:, None]
+        return {
+            "tokens": batch["tokens"] * real,
+            "labels": batch["labels"],
+            "position_ids": (self._positions - padding[:, None]).clamp(min=0),
+            "weights": real.float(),
+            "padding": padding,
+        }
 
     def _sample(self, index: int) -> torch.Tensor:
         """Sample ``index`` of the current step: ``sequence_length + 1`` bytes of text."""

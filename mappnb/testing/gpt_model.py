@@ -53,6 +53,7 @@ def model_config(settings: TrainSettings, device: torch.device) -> TransformerCo
         num_layers=s.layers,
         hidden_size=s.hidden,
         num_attention_heads=s.heads,
+        num_query_groups=s.kv_heads or s.heads,
         ffn_hidden_size=4 * s.hidden,
         hidden_dropout=s.dropout,
         attention_dropout=s.dropout,
@@ -235,6 +236,7 @@ def _tensor_parallel_share(config: TransformerConfig, name: str, parameter: torc
     std = INIT_STD / (2 * config.num_layers) ** 0.5 if residual else INIT_STD
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
     whole = torch.randn(shape, generator=generator) * std
-    # a gated MLP's first layer is [gate; up]: each rank has its part of both
+    # a gated MLP's first layer is [gate; up]: each rank has its part of both. linear_qkv is [q of a group, k, v] group after group,
+    # and each rank has its groups (with fewer groups than ranks, part of one: megatron-core gathers its output)
     blocks = whole.chunk(2 if config.gated_linear_unit and "linear_fc1" in name else 1, dim)
     return torch.cat([block.chunk(size, dim)[rank] for block in blocks], dim)

@@ -52,8 +52,10 @@ class TrainSettings:
     layers: int = _setting(4, "transformer layers")
     hidden: int = _setting(128, "hidden size")
     heads: int = _setting(4, "attention heads")
+    kv_heads: int = _setting(0, "heads of keys and values (query groups); 0 = as many as heads")
     sequence_length: int = _setting(64, "tokens per sample")
     vocab: int = _setting(256, "vocabulary size; the data are bytes, so at least 256")
+    left_padding: int = _setting(0, "samples begin with up to this many padding tokens, masked and without loss")
     global_batch: int = _setting(8, "samples per step, over all ranks")
     micro_batch: int = _setting(1, "samples per microbatch")
     steps: int = _setting(6, "optimizer steps")
@@ -176,11 +178,13 @@ def _check_values(s: TrainSettings) -> None:
     for name in (*at_least_one, "micro_batch", "steps"):
         if getattr(s, name) < 1:
             raise SettingsError(f"{name} must be 1 or more; found {getattr(s, name)}")
-    for name in ("experts", "clip", "slow_ms", "seed"):
+    for name in ("experts", "clip", "slow_ms", "seed", "kv_heads", "left_padding"):
         if getattr(s, name) < 0:
             raise SettingsError(f"{name} must not be negative; found {getattr(s, name)}")
     if not 0 <= s.dropout < 1:
         raise SettingsError(f"dropout is a probability in [0, 1); found {s.dropout}")
+    if s.left_padding >= s.sequence_length:
+        raise SettingsError(f"left_padding={s.left_padding} leaves no token of sequence_length={s.sequence_length}")
     if s.vocab < 256:
         raise SettingsError(f"vocab must be 256 or more, the data are bytes; found {s.vocab}")
     if s.lr <= 0:
@@ -195,6 +199,9 @@ def _check_model_layout(s: TrainSettings) -> None:
     _divides(s.hidden, "hidden", s.heads, "heads")
     if (s.hidden // s.heads) % 2:
         raise SettingsError(f"hidden / heads = {s.hidden // s.heads} must be even: rotary embeddings turn pairs")
+    if s.kv_heads:
+        _divides(s.heads, "heads", s.kv_heads, "kv_heads")
+        _divides(max(s.kv_heads, s.tp), "kv_heads or tp", min(s.kv_heads, s.tp), "the smaller of the two")
     _divides(s.layers, "layers", s.pp * s.vpp, "pp * vpp")
     _divides(s.heads, "heads", s.tp, "tp")
     _divides(s.vocab, "vocab", s.tp, "tp")

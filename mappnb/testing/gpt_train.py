@@ -204,8 +204,12 @@ class _Job:
 
             burn(self.settings.slow_ms / 1e3, self.device)
         batch = next(iterator)
-        output = model(batch["tokens"], batch["position_ids"], self.mask, labels=batch["labels"])
-        return output, partial(_loss, cp_group=self.cp_group)
+        mask = self.mask
+        if "padding" in batch:  # True: not to be looked at
+            positions = torch.arange(mask.size(-1), device=self.device)
+            mask = mask | (positions < batch["padding"][:, None])[:, None, None, :]
+        output = model(batch["tokens"], batch["position_ids"], mask, labels=batch["labels"])
+        return output, partial(_loss, cp_group=self.cp_group, weights=batch.get("weights"))
 
     def _share(self, losses: list[torch.Tensor], stop: StopFlag) -> tuple[float, bool]:
         """Mean loss of the step, and whether any rank was told to stop: one all_reduce for both."""
@@ -219,9 +223,12 @@ class _Job:
         return total / replicas, stopping > 0
 
 
-def _loss(token_losses: torch.Tensor, *, cp_group: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Mean loss of a microbatch; its copy for the report, since schedules divide the returned loss in place."""
-    loss = token_losses.float().mean()
+def _loss(
+    token_losses: torch.Tensor, *, cp_group: Any, weights: torch.Tensor | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Mean loss of a microbatch (padding counts as 0); its copy for the report, since schedules divide the returned loss in place."""
+    losses = token_losses.float()
+    loss = (losses if weights is None else losses * weights).mean()
     cp_size = cp_group.size()
     report = loss.detach().clone()
     if cp_size > 1:  # each rank has an equal share of the tokens

@@ -68,10 +68,13 @@ LAYOUTS = [
     layout("moe_ep2", 2, slow, experts=4, ep=2),
     layout("moe_ep2_allgather", 2, slow, experts=4, ep=2, dispatcher="allgather"),
     layout("moe_ep2_tp2_sp", 4, slow, experts=4, ep=2, tp=2, sequence_parallel=True),
+    layout("tp2_pp2_unequal_heads_padded", 4, slow, tp=2, pp=2, kv_heads=2, left_padding=7, micro_batch=2),
+    layout("tp4_one_group_for_two_ranks", 4, slow, tp=4, kv_heads=2),
+    layout("cp2_unequal_heads_padded", 2, slow, cp=2, kv_heads=2, left_padding=7, micro_batch=2),
     layout("tp2_pp2_dp2_everything", 8, slow, tp=2, pp=2, vpp=2, sequence_parallel=True, distributed_optimizer=True,
            overlap=True),
 ]  # fmt: skip
-MODEL = ("experts", "gated_mlp", "untie")  # what changes the model, not only its layout
+MODEL = ("experts", "gated_mlp", "untie", "kv_heads", "left_padding", "micro_batch")  # what changes more than the layout
 
 
 @pytest.mark.parametrize(("world_size", "changes"), LAYOUTS)
@@ -363,6 +366,7 @@ def test_a_taken_port_is_tried_again(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"kv_heads": 3}, "heads=4 cannot be divided by kv_heads=3"),
         ({"layers": 6, "pp": 4}, r"layers=6 cannot be divided by pp \* vpp=4"),
         ({"layers": 4, "pp": 2, "vpp": 4}, r"layers=4 cannot be divided by pp \* vpp=8"),
         ({"heads": 4, "tp": 8, "hidden": 64}, "heads=4 cannot be divided by tp=8"),
@@ -386,6 +390,7 @@ def test_sizes_that_do_not_fit_are_refused(changes, message):
     [
         ({"steps": 0}, "steps must be 1 or more; found 0"),
         ({"tp": 2.0}, r"tp must be int; found 2\.0"),
+        ({"left_padding": 64}, "left_padding=64 leaves no token of sequence_length=64"),
         ({"vocab": 100}, "vocab must be 256 or more"),
         ({"dropout": 1.5}, "dropout is a probability"),
         ({"lr": 0.0}, "lr must be above 0"),
