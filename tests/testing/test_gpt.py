@@ -74,7 +74,14 @@ LAYOUTS = [
     layout("tp2_pp2_dp2_everything", 8, slow, tp=2, pp=2, vpp=2, sequence_parallel=True, distributed_optimizer=True,
            overlap=True),
 ]  # fmt: skip
-MODEL = ("experts", "gated_mlp", "untie", "kv_heads", "left_padding", "micro_batch")  # what changes more than the layout
+MODEL = (
+    "experts",
+    "gated_mlp",
+    "untie",
+    "kv_heads",
+    "left_padding",
+    "micro_batch",
+)  # what changes more than the layout
 
 
 @pytest.mark.parametrize(("world_size", "changes"), LAYOUTS)
