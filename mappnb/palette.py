@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mappnb.terms import Category
 
-__all__ = ["BREAKDOWN_COLOURS", "CATEGORY_COLOURS", "PHASE_COLOURS", "css"]
+__all__ = ["BREAKDOWN_COLOURS", "CATEGORY_COLOURS", "DIVERGING", "PHASE_COLOURS", "RISING", "css"]
 
 BREAKDOWN_COLOURS: dict[str, tuple[str, str]] = {
     "compute": ("#0072b2", "#4aa3df"),
@@ -38,6 +38,16 @@ CATEGORY_COLOURS: dict[str, tuple[str, str]] = {
     Category.MARK: BREAKDOWN_COLOURS["idle"],
 }
 """Of events."""
+
+DIVERGING: dict[str, tuple[str, ...]] = {
+    "light": ("#08306b", "#2f7fc0", "#9ecae9", "#f7f7f5", "#fdb97a", "#d55e00", "#7f2704"),
+    "dark": ("#b5dcff", "#4aa3df", "#1f4f75", "#262b31", "#7a4210", "#e8743b", "#ffd9b0"),
+}
+RISING: dict[str, tuple[str, ...]] = {
+    "light": ("#f7f7f5", "#c9dff0", "#7fb5dc", "#2f7fc0", "#08467f", "#04254a"),
+    "dark": ("#20262c", "#173a58", "#1f6aa5", "#4aa3df", "#a9d6f5", "#f2faff"),
+}
+"""Blue to orange and one blue by lightness: told apart by colour-blind readers, the middle and the zero near the ground."""
 
 
 def css() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.palette import CATEGORY_COLOURS
+from mappnb.palette import CATEGORY_COLOURS, DIVERGING, RISING
 from mappnb.widgets._lab_plots import THEMES
 from mappnb.widgets._strag_levels import Picture
 
@@ -27,15 +27,6 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 Look = dict[str, str]
-_DIVERGING = {
-    "light": ("#08306b", "#2f7fc0", "#9ecae9", "#f7f7f5", "#fdb97a", "#d55e00", "#7f2704"),
-    "dark": ("#b5dcff", "#4aa3df", "#1f4f75", "#262b31", "#7a4210", "#e8743b", "#ffd9b0"),
-}
-_RISING = {
-    "light": ("#f7f7f5", "#c9dff0", "#7fb5dc", "#2f7fc0", "#08467f", "#04254a"),
-    "dark": ("#20262c", "#173a58", "#1f6aa5", "#4aa3df", "#a9d6f5", "#f2faff"),
-}
-"""Blue to orange and one blue by lightness: told apart by colour-blind readers, the middle and the zero near the ground."""
 VERDICTS: dict[str, tuple[str, str, str, bool]] = {
     "culprit": ("#b3261e", "#ff8f85", "triangle", True),
     "undecided": ("#8a6d00", "#e0b62e", "diamond", False),
@@ -49,7 +40,7 @@ COLOURS = 254
 
 def palette(scale: str, theme: str) -> list[str]:
     """Return the colours of a scale, :data:`COLOURS` of them, from low to high."""
-    stops = (_DIVERGING if scale in ("ratio", "above") else _RISING)[theme]
+    stops = (DIVERGING if scale in ("ratio", "above") else RISING)[theme]
     rgb = np.array([[int(s[i : i + 2], 16) for i in (1, 3, 5)] for s in stops], np.float64)
     at = np.linspace(0, len(stops) - 1, COLOURS)
     mixed = np.stack([np.interp(at, np.arange(len(stops)), rgb[:, c]) for c in range(3)], 1).round().astype(int)
