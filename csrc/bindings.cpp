@@ -7,6 +7,7 @@ void register_schedule(nanobind::module_& m);
 void register_policy(nanobind::module_& m);
 void register_replay(nanobind::module_& m);
 void register_self_time(nanobind::module_& m);
+void register_nesting(nanobind::module_& m);
 void register_trace_json(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
@@ -18,5 +19,6 @@ NB_MODULE(_core, m) {
   register_policy(m);
   register_replay(m);
   register_self_time(m);
+  register_nesting(m);
   register_trace_json(m);
 }

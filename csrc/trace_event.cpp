@@ -8,6 +8,7 @@ namespace mappnb::trace {
 namespace {
 constexpr size_t kMaxString = size_t(1) << 20;
 constexpr int kMaxKey = 64;
+constexpr int kPlainDigits = 19;  // fit into 64 bits without a sign
 
 bool key_char(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; }
 bool between(char c) { return is_space(c) || std::memchr(".()%/-:", c, 7) != nullptr; }
@@ -40,10 +41,12 @@ Reader::Status Reader::pairs(bool args) {
     if (!comma) mended(Repair::missing_commas);
     comma = false;
     std::string_view key;
-    if (const Status s = string(In::key, key); s != Status::ok) return s;
-    p_ = skip_space(p_, end_);
-    if (p_ == end_) return Status::more;
-    if (*p_++ != ':') return Status::broken;
+    if (!plain_key(key)) {
+      if (const Status s = string(In::key, key); s != Status::ok) return s;
+      p_ = skip_space(p_, end_);
+      if (p_ == end_) return Status::more;
+      if (*p_++ != ':') return Status::broken;
+    }
     const int field = index.find(key);
     p_ = skip_space(p_, end_);
     if (p_ == end_) return Status::more;
@@ -52,6 +55,40 @@ Reader::Status Reader::pairs(bool args) {
                                                                  : scalar(field);
     if (s != Status::ok) return s;
   }
+}
+
+// Reads a key as nearly all are, up to behind its colon; false, and nothing read, for any other.
+inline bool Reader::plain_key(std::string_view& out) {
+  const char* const begin = p_ + 1;
+  const char* const q = plain_run(begin, end_);
+  if (end_ - q < 2 || q[0] != '"' || q[1] != ':') return false;
+  out = std::string_view(begin, size_t(q - begin));
+  p_ = q + 2;
+  return true;
+}
+
+// Reads a number as nearly all are: of digits only, but for times with as many decimals as they may have; false, and
+// nothing read, for any other.
+inline bool Reader::plain_number(int field) {
+  const Kind kind = fields_[size_t(field)].kind;
+  if (kind != Kind::time && kind != Kind::integer && kind != Kind::key) return false;
+  const char* p = p_;
+  const char* const most = end_ - p > kPlainDigits + 2 ? p + kPlainDigits + 2 : end_;
+  uint64_t x = 0;
+  while (p < most && *p >= '0' && *p <= '9') x = x * 10 + uint64_t(*p++ - '0');
+  int64_t digits = p - p_, decimals = 0;
+  if (digits == 0 || p == most) return false;
+  if (kind == Kind::time) {
+    if (*p == '.')
+      for (p++; p < most && *p >= '0' && *p <= '9'; decimals++) x = x * 10 + uint64_t(*p++ - '0');
+    digits += shift_;
+    if (p == most || decimals > shift_) return false;
+    for (; decimals < shift_; decimals++) x *= 10;
+  }
+  if (digits > kPlainDigits || x > uint64_t(INT64_MAX) || !kEndsToken.yes[uint8_t(*p)]) return false;
+  row_ints_[size_t(field)] = int64_t(x);
+  p_ = p;
+  return true;
 }
 
 Reader::Status Reader::args_value() {
@@ -91,6 +128,7 @@ Reader::Status Reader::scalar(int field) {
     if (s == Status::ok) put_raw(field, std::string_view(begin, size_t(p_ - begin)));
     return s;
   }
+  if (plain_number(field)) return Status::ok;
   const Status s = token(text);
   if (s == Status::ok && !text.empty()) put_bare(field, text);
   return s;
@@ -157,7 +195,13 @@ Reader::Status Reader::string(In in, std::string_view& out) {
   const char* const begin = p_ + 1;
   const char* const q = plain_run(begin, end_);
   if (q < end_ && *q == '"') {
-    bool yes = false;
+    bool yes = in == In::object && end_ - q > 3 &&
+               (q[1] == '}' || (q[1] == ',' && (q[2] == '"' || (q[2] == ' ' && q[3] == '"'))));
+    if (yes) {
+      out = std::string_view(begin, size_t(q - begin));
+      p_ = q + 1;
+      return Status::ok;
+    }
     if (const Status s = ends(q + 1, in, yes); s != Status::ok) return s;
     if (yes) {
       out = std::string_view(begin, size_t(q - begin));

@@ -96,8 +96,7 @@ class FieldIndex {
   void add(std::string_view name, int field);
   int find(std::string_view name) const {
     for (size_t i = place(name); slots_[i].field >= 0; i = (i + 1) & 255)
-      if (slots_[i].size == name.size() && std::memcmp(slots_[i].name, name.data(), name.size()) == 0)
-        return slots_[i].field;
+      if (slots_[i].size == name.size() && same(slots_[i].name, name.data(), name.size())) return slots_[i].field;
     return -1;
   }
 
@@ -107,6 +106,22 @@ class FieldIndex {
     size_t size = 0;
     int field = -1;
   };
+  static uint64_t word(const char* p, size_t n) {
+    uint64_t x = 0;
+    std::memcpy(&x, p, n);
+    return x;
+  }
+  static bool same(const char* a, const char* b, size_t n) {  // a call of memcmp costs more than such short names
+    if (n < 4) {
+      for (size_t i = 0; i < n; i++)
+        if (a[i] != b[i]) return false;
+      return true;
+    }
+    if (n < 8) return word(a, 4) == word(b, 4) && word(a + n - 4, 4) == word(b + n - 4, 4);
+    for (size_t i = 0; i + 8 <= n; i += 8)
+      if (word(a + i, 8) != word(b + i, 8)) return false;
+    return word(a + n - 8, 8) == word(b + n - 8, 8);
+  }
   static size_t place(std::string_view name) {
     const size_t n = name.size();
     if (n == 0) return 0;
@@ -156,6 +171,8 @@ class Reader {
 
   Status event();
   Status pairs(bool args);
+  bool plain_key(std::string_view& out);
+  bool plain_number(int field);
   Status value(int field);
   Status args_value();
   Status scalar(int field);

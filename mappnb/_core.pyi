@@ -208,6 +208,11 @@ class SelfTime:
     @property
     def parts(self) -> list[tuple[int, int]]: ...
 
+def innermost_segments(lane: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], end: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> tuple[Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))], Annotated[NDArray[numpy.int64], dict(shape=(None,))]]:
+    """
+    Cut nested spans into segments: index of the innermost span, start, end. See mappnb.analysis._intervals.
+    """
+
 TRACE_MISSING: int = -9223372036854775808
 
 TRACE_TEXT_KEY: int = -4611686018427387904

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["innermost_segments", "union_length"]
+from mappnb import _core
+
+__all__ = ["innermost_segments", "segments_reference", "union_length"]
 
 Array = np.ndarray[Any, Any]
 
@@ -64,6 +66,11 @@ def innermost_segments(lane: Array, start: Array, end: Array) -> tuple[Array, Ar
     span, start, end : arrays, shape (segment,)
         Index of the innermost span, and the bounds of the segment. Segments of a lane do not overlap.
     """
+    return _core.innermost_segments(*(np.ascontiguousarray(x, np.int64) for x in (lane, start, end)))
+
+
+def segments_reference(lane: Array, start: Array, end: Array) -> tuple[Array, Array, Array]:
+    """Return what :func:`innermost_segments` does, in NumPy and Python: short enough to trust."""
     lasting = np.flatnonzero(end > start)  # an instant takes no time
     order = lasting[np.lexsort((-end[lasting], start[lasting], lane[lasting]))]  # parents before children
     if not len(order):

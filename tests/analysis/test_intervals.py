@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mappnb.analysis._intervals import innermost_segments, union_length
+from mappnb.analysis._intervals import innermost_segments, segments_reference, union_length
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=14)
 
@@ -47,3 +47,15 @@ def test_the_innermost_is_the_one_that_began_last(intervals):
             if active:
                 best = max(active, key=lambda i: (start[i], -end[i]))
                 assert (start[found[0]], end[found[0]]) == (start[best], end[best])
+
+
+@given(INTERVALS, st.integers(-(2**60), 2**60))
+def test_the_native_segments_equal_the_plain_ones(intervals, shift):
+    lane, start, end = arrays(intervals)
+    for native, plain in zip(
+        innermost_segments(lane, start + shift, end + shift),
+        segments_reference(lane, start + shift, end + shift),
+        strict=True,
+    ):
+        assert native.dtype == plain.dtype
+        np.testing.assert_array_equal(native, plain)
