@@ -13,6 +13,7 @@ __all__ = [
     "CostError",
     "DependencyError",
     "FormatVersionError",
+    "InterpError",
     "LayoutError",
     "MappnbError",
     "NotARunError",
@@ -55,6 +56,10 @@ class LayoutError(MappnbError, ValueError):
 
 class CaptureError(MappnbError, RuntimeError):
     """A recording that cannot start: raised before step 0, never later."""
+
+
+class InterpError(MappnbError, ValueError):
+    """A question about a model that it cannot answer: a token, layer, head or edit that does not fit, a layout that is not handled."""
 
 
 class ScheduleError(MappnbError, ValueError):
