@@ -33,10 +33,11 @@ def _row_groups(spec: TableSpec, columns: Columns, rows: int) -> list[list[int]]
     """Per row group: first start, last end, first and last step, number of rows. Lets a reader skip what it need not decode."""
     start, end = spec.bounds(columns)
     step = columns.get("step", np.full(rows, -1))
-    cuts = [slice(a, min(a + ROW_GROUP_ROWS, rows)) for a in range(0, rows, ROW_GROUP_ROWS)]
-    return [
-        [int(start[c].min()), int(end[c].max()), int(step[c].min()), int(step[c].max()), c.stop - c.start] for c in cuts
-    ]
+    cuts = np.arange(0, rows, ROW_GROUP_ROWS)
+    first, last = np.minimum.reduceat, np.maximum.reduceat
+    sizes = np.diff([*cuts.tolist(), rows])
+    bounds = (first(start, cuts), last(end, cuts), first(step, cuts), last(step, cuts), sizes)
+    return [list(group) for group in zip(*(b.tolist() for b in bounds), strict=True)]
 
 
 def _text(column: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
@@ -78,6 +79,9 @@ class TableWriter:
         A segment is closed when it holds this many rows, or when it is this old (seconds).
     site : callable, optional
         Returns the description of a site id (events only).
+    stream : bool
+        Hand rows to the operating system at every append. False: only when a segment is closed, for a folder that counts for
+        nothing before it is whole.
     """
 
     def __init__(
@@ -89,8 +93,9 @@ class TableWriter:
         max_rows: int = 65536,
         max_age_s: float = 600.0,
         site: Callable[[int], Iterable[Any]] | None = None,
+        stream: bool = True,
     ) -> None:
-        self.directory, self.spec, self.site = directory, spec, site
+        self.directory, self.spec, self.site, self.stream = directory, spec, site, stream
         self.header, self.max_rows, self.max_age_s = dict(header), max_rows, max_age_s
         self.is_open: Callable[[Columns], np.ndarray[Any, Any]] = lambda columns: np.ones(len(columns["flags"]), bool)
         self.number = 0
@@ -98,6 +103,7 @@ class TableWriter:
         self._schema = spec.arrow_schema
         self._fields = list(self._schema)
         self._layout = BatchLayout([kind == "str" for kind in spec.columns.values()], META)
+        self._is_open = False
         self._file: _WholeFile | None = None
         self._begin = b""  # what the file begins with, until it does
         self._batches: list[Rows] = []
@@ -129,12 +135,12 @@ class TableWriter:
     def _put(self, columns: Rows, meta: Mapping[str, Any] | None = None) -> None:
         rows = len(columns[self.spec.start])
         meta = {**(meta or {}), **self._new_sites(columns)}
-        if self._file is None:
+        if not self._is_open:
             self._open()
-        assert self._file is not None
-        batch = self._layout.message(rows, self._buffers(columns), json.dumps(meta).encode() if meta else b"{}")
-        begin, self._begin = self._begin, b""
-        self._file.hand_over(begin + batch)
+        if self._file is not None:
+            batch = self._layout.message(rows, self._buffers(columns), json.dumps(meta).encode() if meta else b"{}")
+            begin, self._begin = self._begin, b""
+            self._file.hand_over(begin + batch)
         merge_meta(self._meta, meta)
         if rows:
             self._batches.append(columns)
@@ -158,21 +164,22 @@ class TableWriter:
         return {"sites": {str(i): list(self.site(i)) for i in new}} if new else {}
 
     def _open(self) -> None:
-        path = self.directory / OPEN_NAME.format(self.number)
-        self._file = _WholeFile(path, "xb")
-        self._begin = self._schema.with_metadata({META: json.dumps(self.header)}).serialize().to_pybytes()
-        self._opened_s = time.monotonic()
+        if self.stream:
+            self._file = _WholeFile(self.directory / OPEN_NAME.format(self.number), "xb")
+            self._begin = self._schema.with_metadata({META: json.dumps(self.header)}).serialize().to_pybytes()
+        self._opened_s, self._is_open = time.monotonic(), True
 
     def roll(self) -> None:
         """Close the segment: write its Parquet file, then remove the stream."""
-        if self._file is None:
+        if not self._is_open:
             return
         kept, carried = self._finished()
         if len(kept[self.spec.start]):
             self._write_parquet(kept)
-        self._file.close()
-        os.unlink(self.directory / OPEN_NAME.format(self.number))
-        self._file = None
+        if self._file is not None:
+            self._file.close()
+            os.unlink(self.directory / OPEN_NAME.format(self.number))
+        self._file, self._is_open = None, False
         self._batches, self._meta, self._rows = [], {}, 0
         self._described[:] = False
         self.number += bool(len(kept[self.spec.start]))  # a number without a file reads as a loss
@@ -184,10 +191,16 @@ class TableWriter:
         if not self._batches:
             none = {k: np.empty(0, self.spec.numpy_dtype(k)) for k in self.spec.columns}
             return none, none
-        whole = {k: np.concatenate([b[k] for b in self._batches]) for k in self.spec.columns}
-        order = np.argsort(whole[self.spec.start], kind="stable")
-        if "flags" not in whole:
+        alone = self._batches[0] if len(self._batches) == 1 else None
+        whole = {
+            k: alone[k] if alone is not None else np.concatenate([b[k] for b in self._batches])
+            for k in self.spec.columns
+        }
+        start = whole[self.spec.start]
+        order = slice(None) if (start[1:] >= start[:-1]).all() else np.argsort(start, kind="stable")
+        if "flags" not in whole or not (whole["flags"] & Flag.OPEN).any():
             return {k: v[order] for k, v in whole.items()}, {k: v[:0] for k, v in whole.items()}
+        order = np.arange(len(start))[order]
         stale = superseded(whole)
         still_open = ~stale & ((whole["flags"] & (Flag.OPEN | Flag.CLIPPED)) == Flag.OPEN)
         still_open &= self.is_open(whole)
@@ -222,19 +235,19 @@ class TableWriter:
 
     def close(self) -> None:
         """Close the last segment."""
-        while self._file is not None and self._rows:
+        while self._is_open and self._rows:
             before = self._rows
             self.roll()
             if self._rows >= before:
                 break
-        if self._file is not None and not self._rows:
+        if self._is_open and not self._rows:
             self.roll()
 
     def abandon(self) -> None:
         """Let go of the files without writing: used when the disk refuses."""
         if self._file is not None:
             self._file.close()
-        self._file = None
+        self._file, self._is_open = None, False
 
 
 def write_file(path: Path, write: Callable[[Any], object]) -> None:

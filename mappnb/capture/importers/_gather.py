@@ -133,7 +133,8 @@ def gather(batches: Iterable[Batch], trace: TraceText) -> Spans:
         _note_names(out, batch)
         out.counters.add(batch)
         keep = np.flatnonzero((batch["ph"] == ord("X")) & usable(batch["ts"]))
-        some = {k.removeprefix("args."): v[keep] for k, v in batch.items() if k != "args.name"}
+        rows = keep if len(keep) < len(batch["ph"]) else slice(None)
+        some = {k.removeprefix("args."): v[rows] for k, v in batch.items() if k != "args.name"}
         _mend_durations(out, some)
         some["lane"] = out.lanes.number(some["pid"], some["tid"])
         some["pair"] = _pairs(out, some["name"], some["cat"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from mappnb.terms import Category, Op, Phase
 
@@ -73,6 +74,7 @@ def collective_op(text: str) -> str:
     return next((str(op) for word, op in _COLLECTIVES if word in plain), "")
 
 
+@lru_cache(maxsize=1 << 14)  # the ranks of a job run the same kernels
 def kernel_kind(name: str, kind: str) -> tuple[str, str]:
     """Return (category, op) of device work by its name and Kineto's category (in lower case)."""
     if "memcpy" in kind or name.startswith(("Memcpy", "CopyHost", "dma_")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,30 +206,34 @@ def _why_empty(report: ImportReport) -> str:
 def _write_rank(run: RunWriter, rank: RankRows, imported: Imported, format_name: str) -> None:
     columns = rank.columns
     if len(columns.get("site", ())):
-        table = run.table("events", site=lambda i: rank.sites[i], max_rows=SEGMENT_ROWS, max_age_s=1e9)
+        table = run.table("events", site=lambda i: rank.sites[i], max_rows=SEGMENT_ROWS, max_age_s=1e9, stream=False)
         order = np.argsort(columns["start_ns"], kind="stable")
         now_ns = int((columns["start_ns"] + columns["duration_ns"]).max())
         for at in range(0, len(order), SEGMENT_ROWS):
             some = order[at : at + SEGMENT_ROWS]
-            part = {k: v[some] for k, v in columns.items()} | {k: _spread(some, *v) for k, v in rank.few.items()}
+            part = {k: v[some] for k, v in columns.items()} | _spread(some, rank.few)
             table.append(_whole("events", part), meta={"now_ns": now_ns})
         del order
     for name, values in rank.tables.items():
         if len(next(iter(values.values()), ())):
-            run.table(name, max_age_s=1e9).append(_whole(name, values))
+            run.table(name, max_age_s=1e9, stream=False).append(_whole(name, values))
     run.write_rank(_facts(run, rank, imported, format_name))
     run.close()
 
 
-def _spread(
-    wanted: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], values: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """Return the values of the wanted rows, -1 for those that have none."""
-    out = np.full(len(wanted), -1, np.int64)
-    if len(rows):
-        at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
-        hit = rows[at] == wanted
-        out[hit] = values[at[hit]]
+def _spread(wanted: np.ndarray[Any, Any], few: Mapping[str, tuple[Any, Any]]) -> Columns:
+    """Return columns of which only few rows have a value: those of the wanted rows, -1 for rows that have none."""
+    out: Columns = {}
+    places: dict[int, tuple[Any, Any]] = {}  # columns that have the same rows share it
+    for name, (rows, values) in few.items():
+        out[name] = np.full(len(wanted), -1, np.int64)
+        if len(rows):
+            if id(rows) not in places:
+                at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+                hit = np.flatnonzero(rows[at] == wanted)
+                places[id(rows)] = hit, at[hit]
+            hit, at = places[id(rows)]
+            out[name][hit] = values[at]
     return out
 
 
