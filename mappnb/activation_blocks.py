@@ -8,6 +8,7 @@ milliseconds per array.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -192,12 +193,9 @@ class BlockWriter:
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        self._zip._didModify = False  # closing is not to write a directory
-        for file in (self._zip, self._file):
-            try:
+        for file in (self._file, self._zip):  # in this order the zip file cannot write its directory any more
+            with contextlib.suppress(OSError, ValueError):
                 file.close()
-            except (OSError, ValueError):
-                continue
         self._tmp.unlink(missing_ok=True)
 
 

@@ -88,7 +88,7 @@ def decode(mode: str, parts: Mapping[str, _Array], attrs: Mapping[str, Any]) -> 
         scale, values that were not finite are NaN; ``topk``: dense, 0 where nothing was kept; ``bucket``: dims (..., bucket);
         ``sketch``: dims (..., component), of which the shards of a split dim are to be added (``attrs["combine"] == "sum"``).
     """
-    unpacker = _look_up(mode, _UNPACK)
+    unpacker: Callable[[Mapping[str, _Array], Mapping[str, Any]], _Array] = _look_up(mode, _UNPACK)
     missing = [p for p in PARTS[mode] if p not in parts]
     if missing:
         raise SchemaError(f"mode {mode!r} needs the parts {PARTS[mode]}; missing: {missing}")
