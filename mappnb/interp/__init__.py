@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from mappnb._lazy_package import lazy
 
-LAZY: dict[str, str] = {}
+LAZY: dict[str, str] = {
+    "attention_pattern": "attention",
+    "attention_scores": "attention",
+    "check_context": "attention",
+    "context": "attention",
+    "find_heads": "heads",
+    "head_statistics": "heads",
+}
 """Public name -> module of this package; nothing is imported before it is used."""
 
 __all__ = [*LAZY]  # noqa: PLE0604 (strings all)
