@@ -9,6 +9,7 @@ void register_replay(nanobind::module_& m);
 void register_self_time(nanobind::module_& m);
 void register_nesting(nanobind::module_& m);
 void register_trace_json(nanobind::module_& m);
+void register_tensor_stats(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // a recorder lives as long as the process: nothing to warn of at its end
@@ -21,4 +22,5 @@ NB_MODULE(_core, m) {
   register_self_time(m);
   register_nesting(m);
   register_trace_json(m);
+  register_tensor_stats(m);
 }

@@ -10,6 +10,7 @@ for sanitizer in ${*:-none address undefined thread}; do
   printf "== %s\n" "$sanitizer"
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 ASAN_OPTIONS=detect_leaks=${LEAKS:-1} \
     "$build/recorder_stress" "${SPANS:-20000}"
+  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 "$build/tensor_stats_stress"
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 "$build/trace_fuzz" "${MUTATIONS:-2000}" ${TRACES:-}
 done
 echo "sanitizers: all clean"

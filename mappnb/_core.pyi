@@ -255,3 +255,8 @@ class TraceReader:
     @property
     def state(self) -> str:
         """Where in the document the reader is."""
+
+def tensor_stats(values: Annotated[NDArray, dict(shape=(None, None), device='cpu', writable=False)], fields: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], histogram: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], bfloat16: bool = False) -> None:
+    """
+    Statistics of rows of contiguous values, in one pass without Python's lock. See mappnb.activation_stats.
+    """

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from mappnb import _core
+
 __all__ = [
     "BIN_EXPONENTS",
     "FIELDS",
@@ -19,6 +21,7 @@ __all__ = [
     "empty",
     "merge",
     "merge_all",
+    "tensor_stats",
     "tensor_stats_reference",
 ]
 
@@ -140,9 +143,62 @@ def describe(fields: _Array) -> dict[str, _Array]:
     }
 
 
+def tensor_stats(values: _Array, *, bfloat16: bool = False) -> tuple[_Array, _Array]:
+    """Return fields and histogram of an array, by one native pass; the lock of Python is free meanwhile.
+
+    Parameters
+    ----------
+    values : array, any dims
+        float16, float32 or float64; other numbers are converted to float64. Rows of contiguous values at a regular distance, in any
+        order of dims, are read where they are; else a copy is made.
+    bfloat16 : bool
+        The values are the bits of bfloat16 numbers (uint16 or int16).
+
+    Returns
+    -------
+    fields : array, dims (field,)
+        See :data:`FIELDS`.
+    histogram : array, dims (bin,)
+        See :data:`BIN_EXPONENTS`.
+
+    Notes
+    -----
+    Sums are in double precision by blocks of 1024 values around the block's own mean, merged by Pébay's formulas. Equal to
+    :func:`tensor_stats_reference` to about 1e-13 of each moment's scale.
+    """
+    x = np.asarray(values)
+    if not bfloat16 and (x.dtype.kind != "f" or x.dtype.itemsize > 8 or not x.dtype.isnative):
+        x = x.astype(np.float64)
+    fields, histogram = np.empty(len(FIELDS)), np.empty(NUM_BINS, np.int64)
+    _core.tensor_stats(_rows(x), fields, histogram, bfloat16)
+    return fields, histogram
+
+
+def _rows(x: _Array) -> _Array:
+    """Return the values as a matrix with contiguous rows, in any order; a view where the strides allow one."""
+    if x.flags.c_contiguous:
+        return x.reshape(1, -1)
+    order = sorted((i for i in range(x.ndim) if x.shape[i] != 1), key=lambda i: -abs(x.strides[i]))
+    x = x.transpose([*(i for i in range(x.ndim) if x.shape[i] == 1), *order])
+    if x.flags.c_contiguous:
+        return x.reshape(1, -1)
+    if x.size and x.strides[-1] == x.itemsize:
+        first = x.ndim - 1
+        while first > 0 and x.strides[first - 1] == x.strides[first] * x.shape[first]:
+            first -= 1
+        columns = int(np.prod(x.shape[first:]))
+        whole = all(x.strides[i - 1] == x.strides[i] * x.shape[i] for i in range(1, first))
+        if whole and first and x.strides[first - 1] >= columns * x.itemsize:
+            return np.lib.stride_tricks.as_strided(
+                x, (x.size // columns, columns), (x.strides[first - 1], x.itemsize), writeable=False
+            )
+    return np.ascontiguousarray(x).reshape(1, -1)
+
+
 def tensor_stats_reference(values: _Array) -> tuple[_Array, _Array]:
     """Return fields and histogram of an array, by numpy: slow, plain, the oracle of :func:`mappnb._core.tensor_stats`."""
-    x = np.asarray(values, np.float64).ravel()
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        x = np.asarray(values, np.float64).ravel()
     finite = x[np.isfinite(x)]
     fields, histogram = empty()
     fields[7:] = (finite == 0).sum(), np.isnan(x).sum(), (x == np.inf).sum(), (x == -np.inf).sum()
