@@ -10,8 +10,8 @@ from mappnb.activation_points import POINTS
 from mappnb.capture._megatron_facts import _call
 from mappnb.capture._patches import loaded
 from mappnb.capture.activations.shard import Shard, Split
+from mappnb.capture.activations.tap import Site, Tap
 from mappnb.capture.activations.tap_forms import ColumnPart, Experts, Form, GroupedHeads, SequenceFirst, VocabPart
-from mappnb.capture.activations.taps import Site, Tap
 
 __all__ = ["Place", "is_megatron", "layers_of", "place_of", "taps_of"]
 
