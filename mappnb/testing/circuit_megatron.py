@@ -116,7 +116,7 @@ def megatron_circuit(
 
     if circuit.num_heads % tp or circuit.vocab % tp or circuit.num_layers % (pp * vpp):
         raise CircuitError(
-            f"{circuit.num_layers} layers of {circuit.num_heads} heads, vocab {circuit.vocab}: not to be cut by tp {tp}, pp {pp} x vpp {vpp}"
+            f"{circuit.num_layers} layers, {circuit.num_heads} heads, vocab {circuit.vocab}: not to be cut by tp {tp}, pp {pp} x vpp {vpp}"
         )
     settings = TrainSettings(tp=tp, pp=pp, vpp=vpp, layers=max(4, 2 * pp * vpp), heads=4 * tp, hidden=128 * tp)
     with (
