@@ -5,12 +5,20 @@ from __future__ import annotations
 from mappnb._lazy_package import lazy
 
 LAZY: dict[str, str] = {
+    "Edit": "edits",
+    "Forward": "model",
+    "Model": "model",
+    "activation_patching": "patching",
     "attention_pattern": "attention",
     "attention_scores": "attention",
+    "causal_trace": "causal",
     "check_context": "attention",
     "context": "attention",
+    "edited": "edits",
     "find_heads": "heads",
+    "generate": "generation",
     "head_statistics": "heads",
+    "next_token_probabilities": "generation",
 }
 """Public name -> module of this package; nothing is imported before it is used."""
 

@@ -1,0 +1,335 @@
+"""A live model, in any layout: forward passes with capture, edits and gradients, the same result on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+
+from mappnb.activation_points import POINTS, PointName, parse_point, point_names, resolve
+from mappnb.errors import InterpError
+from mappnb.interp._model_batch import Batch, pack, rectangle
+from mappnb.interp._model_dataset import activations_of, weights_of_records
+from mappnb.interp._model_gather import gather_records
+from mappnb.interp._model_metric import Metric, as_metric, one_token
+from mappnb.interp._model_run import is_megatron, layout_of, run, unwrap
+from mappnb.interp._model_taps import Handler, Record, split_of
+from mappnb.interp._model_tokens import as_tokenizer, encoded, texts_of
+from mappnb.interp.edits import Edit, check_edits
+
+__all__ = ["Forward", "Model"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """What one forward gave; the same on every rank.
+
+    Attributes
+    ----------
+    logits : DataArray, dims (sample, token, vocab) or (sample, vocab)
+        Of every token, or of the last real one.
+    activations : Dataset, dims (sample, layer, token, ...)
+        What was to be captured, in the shape of recorded activations; empty without ``capture``.
+    metric : DataArray, dims (sample,), or None
+        Value of what gradients were asked of.
+    """
+
+    logits: xr.DataArray
+    activations: xr.Dataset
+    metric: xr.DataArray | None = None
+
+    def __repr__(self) -> str:
+        points = ", ".join(map(str, self.activations.data_vars)) or "nothing"
+        return f"<Forward: logits {dict(self.logits.sizes)}, captured {points}>"
+
+
+class Model:
+    """A live model for questions: forward passes with capture and edits.
+
+    Parameters
+    ----------
+    model_or_chunks : Module or list of Module
+        Megatron-core model chunks of this rank (in DDP and Float16Module or not), or a torch model with the module names of Hugging
+        Face's Llama or GPT-2. It is used, never copied or changed.
+    tokenizer : object, optional
+        With ``encode(text)`` and ``decode(ids)``; ``"bytes"``: one token a byte.
+    vocab_size : int, optional
+        Real vocabulary, where the model's is padded; default the model's.
+
+    Raises
+    ------
+    InterpError
+        For context parallelism, or a tokenizer that is none.
+
+    Notes
+    -----
+    Every rank calls every method with equal arguments. Megatron-core's schedule runs the model with ``forward_only``; collectives of ours
+    come after it, over the ranks of one replica (tensor × pipeline), so each data-parallel replica answers for itself. Dropout is off.
+    """
+
+    def __init__(self, model_or_chunks: Any, tokenizer: Any = None, *, vocab_size: int | None = None) -> None:
+        self.chunks = list(model_or_chunks) if isinstance(model_or_chunks, (list, tuple)) else [model_or_chunks]
+        self.tokenizer = as_tokenizer(tokenizer)
+        self.layout = layout_of(self.chunks)
+        if self.layout["cp"] > 1:
+            raise InterpError(
+                f"context parallelism of {self.layout['cp']}: a live model needs the whole prompt on each rank, and padding cannot be "
+                "told to a sequence in zigzag order; load the weights with cp 1 (recording works with any cp)"
+            )
+        self.padded_vocab_size = _vocab_size(self.chunks[0])
+        self.vocab_size = self.padded_vocab_size if vocab_size is None else int(vocab_size)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Facts of the model: num_layers, hidden, num_heads, num_kv_heads, head_dim, softmax_scale, normalization, ..."""
+        from mappnb.capture.activations.facts import model_facts
+
+        return dict(model_facts(self.chunks))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the whole model."""
+        if "num_layers" not in self.facts:
+            raise InterpError(
+                f"{type(unwrap(self.chunks[0])).__name__}: its configuration does not tell the number of layers"
+            )
+        return int(self.facts["num_layers"])
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.layout.items() if size > 1) or "one process"
+        return f"<Model: {type(unwrap(self.chunks[0])).__name__}, vocabulary {self.vocab_size}, {sizes}>"
+
+    def encode(self, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return token ids and mask, dims (sample, token), of prompts.
+
+        Parameters
+        ----------
+        prompts : str, sequence of str, of int, or of sequences of int, or array of int
+            One text or row of ids, or several; shorter ones are padded at the end.
+
+        Raises
+        ------
+        InterpError
+            For text without a tokenizer, or an empty prompt.
+        """
+        if isinstance(prompts, np.ndarray) and prompts.ndim == 2:
+            return prompts, np.ones(prompts.shape, bool)
+        single = isinstance(prompts, str) or (
+            len(prompts) > 0 and np.ndim(prompts[0]) == 0 and not isinstance(prompts[0], str)
+        )
+        rows = [encoded(prompt, self.tokenizer) for prompt in ([prompts] if single else prompts)]
+        if not rows:
+            raise InterpError("prompts: there are none; give at least one")
+        return rectangle(rows)
+
+    def token(self, token: Any) -> int:
+        """Return the id of one token, given as text or id; see `one_token`."""
+        return one_token(token, self.tokenizer, self.vocab_size)
+
+    def texts(self, ids: np.ndarray) -> np.ndarray:
+        """Return the text of each token: object array of the shape of ``ids``."""
+        return texts_of(np.asarray(ids), self.tokenizer)
+
+    def metric(self, metric: Any) -> Metric:
+        """Return a metric: callable on logits (sample, vocab), from one, a token, or a pair (token, instead_of)."""
+        return as_metric(metric, self.tokenizer, self.vocab_size)
+
+    def forward(
+        self,
+        tokens: Any,
+        mask: Any = None,
+        *,
+        capture: str | Iterable[str] | None = None,
+        layers: Iterable[int] | None = None,
+        edits: Sequence[Edit] = (),
+        gradients: Any = None,
+        logits: Literal["all", "last"] = "all",
+    ) -> Forward:
+        """Run the model.
+
+        Parameters
+        ----------
+        tokens : array of int, dims (sample, token), or prompts
+            Token ids; or what `encode` takes.
+        mask : array of bool, dims (sample, token), optional
+            True for real tokens; padding may be on the left or on the right.
+        capture : str or iterable of str, optional
+            Points, such as ``("resid_post", "layers.3.q", "mlp_out.grad")``; groups and other libraries' names work too.
+        layers : iterable of int, optional
+            Global layers of points without a layer of their own; default all.
+        edits : sequence of Edit
+            Made in the forward pass; captured values have them.
+        gradients : metric, optional
+            Go backward from the sum over samples of this metric (see `metric`), for ``.grad`` points. Weights get no gradients.
+        logits : {"all", "last"}
+            Of every token, or only of each sample's last real one.
+
+        Returns
+        -------
+        Forward
+            The same on every rank.
+
+        Raises
+        ------
+        InterpError
+            For tokens, points, layers or edits that the model does not have.
+
+        Notes
+        -----
+        A row with padding gives what the row alone gives: the model gets real tokens first, with positions from 0.
+        """
+        if logits not in ("all", "last"):
+            raise InterpError(f"logits is {logits!r}; expected 'all' or 'last'")
+        ids, real = (tokens, mask) if _is_ids(tokens) else self.encode(tokens)
+        batch = self._pack(ids, real if mask is None else mask)
+        wanted = self._wanted(capture, layers, gradients is not None)
+        metric = None if gradients is None else self.metric(gradients)
+        found, records = self._run(batch, wanted, edits, which=logits, metric=metric)
+        value = None if metric is None else _metric_value(metric, found, batch, logits)
+        activations = self.dataset(records, batch)
+        return Forward(_labelled(found, batch, logits, self.vocab_size), activations, value)
+
+    def _pack(self, tokens: Any, mask: Any) -> Batch:
+        """Return the batch for one run, cut as the layout asks."""
+        sequence_parallel = self.layout["sequence_parallel"]
+        return pack(
+            tokens,
+            mask,
+            vocab_size=self.vocab_size,
+            slots_multiple=self.layout["tp"] if sequence_parallel else 1,
+            num_microbatches=self.layout["pp"] if self.layout["num_chunks"] > 1 else 1,
+        )
+
+    def _wanted(self, capture: Any, layers: Iterable[int] | None, backward: bool) -> set[PointName]:
+        names = point_names(capture, error=InterpError) if capture is not None else []
+        chosen = None if layers is None else [int(layer) for layer in layers]
+        for layer in [*(chosen or []), *(name.layer for name in names)]:
+            if layer >= self.num_layers or (layer < 0 and chosen and layer in chosen):
+                raise InterpError(f"layer {layer}: the model has layers 0 to {self.num_layers - 1}")
+        if not backward and any(name.grad for name in names):
+            raise InterpError(
+                "a '.grad' point needs gradients=: a metric to go backward from, such as (token, instead_of)"
+            )
+        return {
+            PointName(name.point, layer, name.grad)
+            for name in names
+            for layer in (
+                [name.layer] if name.layer >= 0 or chosen is None or not POINTS[name.point].per_layer else chosen
+            )
+        }
+
+    def _run(
+        self,
+        batch: Batch,
+        wanted: Iterable[PointName],
+        edits: Sequence[Edit],
+        *,
+        which: str,
+        metric: Metric | None = None,
+        inject: dict[tuple[str, int], np.ndarray] | None = None,
+    ) -> tuple[Any, list[Record]]:
+        """Run a batch; return logits and what all ranks kept."""
+        from mappnb.capture.activations.taps import attached, find_taps
+
+        check_edits(edits, self.facts, batch.tokens.shape) if edits else None
+        handler = Handler(edits, set(wanted), place=batch.place, inject=inject, gradients=metric is not None)
+        loss = None if metric is None else (lambda rows: metric(rows).sum())
+        taps = find_taps(self.chunks, points=handler.points, error=InterpError) if handler.points else []
+        with attached(taps, handler):
+            found = run(self.chunks, batch, handler, which=which, vocab_size=self.padded_vocab_size, loss=loss)
+        records = self._gather(handler.records) if handler.wanted else []
+        return found, records
+
+    def _gather(self, records: list[Record]) -> list[Record]:
+        if not is_megatron(self.chunks[0]):
+            return records
+        import torch.distributed as dist
+        from megatron.core import parallel_state
+
+        group = parallel_state.get_model_parallel_group()
+        device = next(self.chunks[0].parameters()).device if dist.get_backend(group) == "nccl" else "cpu"
+        return gather_records(records, group, device)
+
+    def labels(self, tokens: np.ndarray, mask: np.ndarray) -> xr.Dataset:
+        """Return the coordinates of samples and tokens alone, as activations have them."""
+        return self.dataset([], self._pack(tokens, mask))
+
+    def dataset(self, records: Sequence[Record], batch: Batch) -> xr.Dataset:
+        """Return what was kept as one dataset."""
+        return activations_of(records, batch, facts=self.facts, layout=self.layout, texts=self.texts)
+
+    def weights(self, names: Iterable[str] = ("unembed", "final_ln_weight", "final_ln_bias")) -> xr.Dataset:
+        """Return weights of the whole model, dims ([layer,] ...).
+
+        Parameters
+        ----------
+        names : iterable of str
+            Keys of `mappnb.activation_points.WEIGHTS`; a bias that the model lacks is left out.
+        """
+        wanted = [parse_point(resolve(name, error=InterpError), error=InterpError).point for name in names]
+        records = self._gather(self.local_weights(wanted))
+        there = {record.point for record in records}
+        return weights_of_records(records, [name for name in wanted if name in there])
+
+    def local_weights(self, names: Sequence[str]) -> list[Record]:
+        """Return this rank's parts of weights, those of which it is the one to tell."""
+        from mappnb.capture.activations.weights import weights_of
+
+        none = np.zeros(0, np.int64)
+        return [
+            Record(name.rpartition(".")[2], layer, none, none, split_of(shard), _array(tensor))
+            for name, (tensor, shard, layer) in weights_of(self.chunks, names, error=InterpError).items()
+            if shard.writes
+        ]
+
+
+def _array(tensor: Any) -> np.ndarray:
+    import torch
+
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return np.asarray(tensor.detach().to("cpu", dtype).numpy())
+
+
+def _is_ids(tokens: Any) -> bool:
+    return hasattr(tokens, "shape") or (hasattr(tokens, "dims"))
+
+
+def _vocab_size(chunk: Any) -> int:
+    inner = unwrap(chunk)
+    for owner in (inner, getattr(inner, "config", None)):
+        size = getattr(owner, "vocab_size", None)
+        if isinstance(size, int):
+            return size
+    import torch
+
+    sizes = [m.num_embeddings for m in inner.modules() if isinstance(m, torch.nn.Embedding)]
+    if not sizes:
+        raise InterpError(
+            f"{type(inner).__name__}: no vocab_size and no torch.nn.Embedding; give Model(..., vocab_size=)"
+        )
+    return int(max(sizes))
+
+
+def _metric_value(metric: Metric, logits: Any, batch: Batch, which: str) -> xr.DataArray:
+    import torch
+
+    count = len(batch.tokens)
+    rows = logits[:count]
+    if which == "all":
+        rows = rows[torch.arange(count), torch.as_tensor(batch.last[:count])]
+    with torch.no_grad():
+        return xr.DataArray(metric(rows).cpu().numpy(), dims=("sample",), name="metric")
+
+
+def _labelled(logits: Any, batch: Batch, which: str, vocab_size: int) -> xr.DataArray:
+    count, width = batch.tokens.shape
+    values = logits.cpu().numpy()[:count, ..., :vocab_size]
+    if which == "last":
+        return xr.DataArray(values, dims=("sample", "vocab"), name="logits")
+    values = np.take_along_axis(values[:, :width], batch.place[..., None], 1)
+    coords = {"token_id": (("sample", "token"), batch.tokens), "mask": (("sample", "token"), batch.mask)}
+    return xr.DataArray(values, dims=("sample", "token", "vocab"), coords=coords, name="logits")
