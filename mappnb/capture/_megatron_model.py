@@ -13,7 +13,7 @@ from mappnb.capture._megatron_facts import unwrapped
 from mappnb.capture._megatron_step import Place, StepSums
 from mappnb.capture._module_spans import ModuleSpans
 from mappnb.capture._patches import Patches
-from mappnb.capture.points import SessionLike
+from mappnb.capture.points import SessionLike, state_of
 from mappnb.capture.steps import Deferred
 from mappnb.terms import Op
 
@@ -36,6 +36,7 @@ class MegatronModels:
     def __init__(self, session: SessionLike, sums: StepSums) -> None:
         self._session = session
         self._sums = sums
+        self._watchers = state_of(session).watchers
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._last: Callable[[], Any] = _nothing  # weak reference to the model seen last
         self._spans: ModuleSpans | None = None
@@ -54,9 +55,13 @@ class MegatronModels:
                     self._attach(model)
         if self._spans is not None:
             self._spans.forget()
+        for watcher in self._watchers:
+            watcher.enter(model, place[1], place[2], training=training)
 
     def leave(self, *, default_tokens: int) -> int:
         """End the forward step; return its tokens: as seen by the model, or ``default_tokens``."""
+        for watcher in self._watchers:
+            watcher.leave()
         tokens = self._tokens if self._tokens >= 0 else default_tokens
         self._tokens = -1
         _, chunk, microbatch = self._place

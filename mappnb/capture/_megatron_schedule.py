@@ -118,6 +118,13 @@ class ScheduleHooks:
             return self.recorder.begin(self._evaluate), _nothing
         self._mode = "train"
         self._begin_step()
+        for watcher in state_of(self.session).watchers:
+            watcher.begin_schedule(
+                chunks,
+                sequence_length=int(kwargs.get("seq_length") or 0),
+                micro_batch=int(kwargs.get("micro_batch_size") or 0),
+                num_microbatches=int(kwargs.get("num_microbatches") or 0),
+            )
         return 0, self._wrap_finalize(chunks)
 
     def _begin_step(self) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from mappnb.capture.activations.plan import parse_activations
 from mappnb.capture.points import Plan, Probe, parse_plan
 from mappnb.errors import CaptureError
 
@@ -25,6 +26,7 @@ class RecordOptions:
     """
 
     plan: str | Plan
+    activations: Any
     control: bool
     resume: bool
     rank: int | None
@@ -39,6 +41,7 @@ class RecordOptions:
     def __post_init__(self) -> None:
         """Check everything."""
         object.__setattr__(self, "plan", parse_plan(self.plan))
+        object.__setattr__(self, "activations", parse_activations(self.activations))
         _check_place(self.rank, self.world_size)
         if not isinstance(self.flush_s, (int, float)) or not 0 < self.flush_s <= MAX_FLUSH_S:  # NaN compares false
             raise CaptureError(
@@ -69,7 +72,10 @@ class RecordOptions:
     @property
     def facts(self) -> dict[str, Any]:
         """What is kept with the rank."""
-        return {"plan": self.parsed_plan.name, "peak_flops": self.peak_flops, "notes": dict(self.notes or {})}
+        facts: dict[str, Any] = {"plan": self.parsed_plan.name}
+        if self.activations is not None:
+            facts["activations"] = self.activations.to_dict()
+        return {**facts, "peak_flops": self.peak_flops, "notes": dict(self.notes or {})}
 
 
 def _check_place(rank: int | None, world_size: int | None) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from mappnb.capture.recorder import Recorder
 from mappnb.errors import CaptureError, did_you_mean
 from mappnb.layout import Layout
 
+if TYPE_CHECKING:
+    from mappnb.capture.activations.plan import CapturePlan
+
 __all__ = [
     "CAPTURE_POINTS",
     "PLANS",
     "CapturePoint",
+    "ForwardWatcher",
     "Plan",
     "Probe",
     "ProbeState",
@@ -160,8 +164,36 @@ class SessionLike(Protocol):
         """Log once, switch recording off, and leave ``meta["degraded"]``."""
         ...
 
+    def note(self, **facts: Any) -> None:
+        """Keep plain values with the rank."""
+        ...
+
+    def folder(self, name: str) -> str | None:
+        """Return this rank's folder of that name in the run directory, not made; None until the rank has joined the run."""
+        ...
+
     def defer(self, fn: Callable[[], bool]) -> None:
         """Call ``fn`` on the writer thread until it returns True."""
+        ...
+
+
+class ForwardWatcher(Protocol):
+    """What is told of each forward step by the probe that sees it."""
+
+    def begin_schedule(
+        self, chunks: list[Any], *, sequence_length: int, micro_batch: int, num_microbatches: int
+    ) -> None:
+        """See all model chunks of this rank, and what a training step is made of."""
+        ...
+
+    def enter(
+        self, model: Any, chunk: int, microbatch: int, *, training: bool, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> None:
+        """Begin the forward step of a microbatch; ``kwargs`` is None where the arguments are not known yet."""
+        ...
+
+    def leave(self) -> None:
+        """End the forward step."""
         ...
 
 
@@ -177,11 +209,14 @@ class ProbeState:
         Optimizer steps being inside one another now; only the outermost is recorded.
     at_step_end : list of callables
         Called by whichever probe ends the step, just before it does.
+    watchers : list of ForwardWatcher
+        Told of forward steps.
     """
 
     framework: str = ""
     optimizer_depth: int = 0
     at_step_end: list[Callable[[], None]] = field(default_factory=list)
+    watchers: list[ForwardWatcher] = field(default_factory=list)
 
     def end_step(self, session: SessionLike) -> None:
         """Run the hooks of the step's end, then end the step."""
@@ -201,8 +236,8 @@ def state_of(session: SessionLike) -> ProbeState:
     return state
 
 
-def build_probes(plan: Plan) -> list[Probe]:
-    """Return the probes of ``plan``, in the order in which to install them; uninstall in the reverse order."""
+def build_probes(plan: Plan, activations: CapturePlan | None = None) -> list[Probe]:
+    """Return the probes of the plans, in the order in which to install them; uninstall in the reverse order."""
     from mappnb.capture.collectives import CollectiveProbe
     from mappnb.capture.device_spans import DeviceProbe
     from mappnb.capture.hostevents import GcProbe
@@ -210,6 +245,10 @@ def build_probes(plan: Plan) -> list[Probe]:
     from mappnb.capture.torch_programs import TorchProbe
 
     probes: list[Probe] = [DeviceProbe(), CollectiveProbe(), MegatronProbe(), TorchProbe()]
+    if activations is not None:
+        from mappnb.capture.activations.probe import ActivationProbe
+
+        probes.append(ActivationProbe(activations))
     return [*probes, GcProbe()] if plan.gc else probes
 
 
@@ -317,6 +356,12 @@ CAPTURE_POINTS: Final[tuple[CapturePoint, ...]] = _points(
             "packed_seq_params.cu_seqlens_q, or resets in position_ids on a CPU",
         ),
         ("loss, grad_norm, lr, skipped", "step values", "each step", "loss function's dict; MegatronOptimizer.step"),
+        (
+            "activations",
+            "tensors inside the model: see the page on activations",
+            "steps of the capture plan; record(activations=)",
+            "forward and tensor hooks on the model's modules",
+        ),
         ("telemetry", "clocks, power, temperature, throttling, memory, CPU", "every plan.telemetry_s", "NVML; psutil"),
     ]
 )

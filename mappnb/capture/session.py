@@ -14,6 +14,7 @@ from typing import Any
 
 from mappnb.capture import exits, marks, signals
 from mappnb.capture._guard import guarded
+from mappnb.capture._session_facts import SessionFacts
 from mappnb.capture.options import RecordOptions
 from mappnb.capture.output import RankOutput
 from mappnb.capture.place import RankFinder
@@ -24,7 +25,7 @@ from mappnb.capture.stepmarks import StepMarks
 from mappnb.capture.steps import MetricTable, StepTable
 from mappnb.capture.writer import WriterThread
 from mappnb.errors import CaptureError, MappnbError
-from mappnb.layout import Layout
+from mappnb.paths import RANK_NAME
 
 __all__ = ["Session", "record"]
 
@@ -36,6 +37,7 @@ def record(
     run_dir: str | os.PathLike[str],
     *,
     plan: str | Plan = "default",
+    activations: Any = None,
     control: bool = False,
     resume: bool = False,
     rank: int | None = None,
@@ -57,6 +59,9 @@ def record(
         On storage that all ranks see. Created; a directory that holds another run is refused.
     plan : str or Plan
         ``"base"`` (steps, microbatches, transfers; no module spans) or ``"default"`` (layers, attention, MLP too).
+    activations : str, CapturePlan or dict, optional
+        What to capture inside the model: ``"default"`` (statistics of every point at every 10th step), ``"residual"``, ``"attention"``,
+        or a `mappnb.CapturePlan`. None: nothing, at no cost.
     control : bool
         Make the control folder for live requests. Off by default.
     resume : bool
@@ -96,6 +101,7 @@ def record(
     """
     options = RecordOptions(
         plan=plan,
+        activations=activations,
         control=control,
         resume=resume,
         rank=rank,
@@ -110,7 +116,7 @@ def record(
     return Session(run_dir, options)
 
 
-class Session:
+class Session(SessionFacts):
     """A recording in progress. Probes call its methods; they follow ``mappnb.capture.points.SessionLike``.
 
     Attributes
@@ -137,7 +143,7 @@ class Session:
             telemetry_s=self.plan.telemetry_s,
             segment_rows=options.segment_rows,
         )
-        self._probes = build_probes(self.plan) if options.probes is None else list(options.probes)
+        self._probes = build_probes(self.plan, options.activations) if options.probes is None else list(options.probes)
         self._installed: list[Probe] = []
         self._writer = WriterThread(self._round, self._signalled, interval_s=options.flush_s)
         self._deferred: deque[Callable[[], bool]] = deque()
@@ -368,19 +374,6 @@ class Session:
             step = self.recorder.context()[0]
             self._metrics.add((self.recorder.now_ns(), str(name), step, chunk, microbatch, layer), index, value)
 
-    def set_layout(self, layout: Layout, coords: dict[str, int]) -> None:
-        """Tell the parallel layout and this rank's place in it."""
-        self.state.set(layout=layout.to_dict(), coords=dict(coords))
-
-    def add_group(self, group_id: int, **group: Any) -> None:
-        """Tell of a process group: ranks, backend, desc, name, ordinal."""
-        self.state.add("groups", str(group_id), group)
-
-    def set_model(self, **info: Any) -> None:
-        """Tell of the model: parameters, layers, FLOPs per token."""
-        for key, value in info.items():
-            self.state.add("model", key, value)
-
     def set_rank(self, rank: int, world_size: int) -> None:
         """Tell rank and world size, where they became known only now."""
         run = self._output.run
@@ -394,6 +387,11 @@ class Session:
                     f"{world_size}; call mappnb.record after init_process_group, or set RANK and WORLD_SIZE"
                 ),
             )
+
+    def folder(self, name: str) -> str | None:
+        """Return this rank's folder of that name in the run directory, not made; None until the rank has joined the run."""
+        run = self._output.run
+        return None if run is None else str(run.path / name / RANK_NAME.format(run.rank))
 
     def defer(self, fn: Callable[[], bool]) -> None:
         """Call ``fn`` on the writer thread until it returns True."""

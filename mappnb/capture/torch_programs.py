@@ -240,11 +240,17 @@ class _TorchHooks:
         if self._spans is not None:
             self._spans.forget()
         if not self.state.framework:
-            self.steps.enter_forward(training=_trains(module))
+            training = _trains(module)
+            self.steps.enter_forward(training=training)
+            microbatch = self.recorder.context()[3]
+            for watcher in self.state.watchers:
+                watcher.enter(module, 0, microbatch, training=training, args=args, kwargs=kwargs)
 
     def _leave_root(self) -> None:
         if not self.state.framework:
             self.steps.leave_forward()
+            for watcher in self.state.watchers:
+                watcher.leave()
 
     def describe(self, model: Any) -> None:
         """Tell rank, layout and model, once."""

@@ -75,6 +75,12 @@ class FakeSession:
     def set_model(self, **info: Any) -> None:
         self.model.update(info)
 
+    def note(self, **facts: Any) -> None:
+        self.meta.update(facts)
+
+    def folder(self, name: str) -> str | None:
+        return None
+
     def set_rank(self, rank: int, world_size: int) -> None:
         self.rank = (rank, world_size)
 

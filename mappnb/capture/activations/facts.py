@@ -54,6 +54,7 @@ def _megatron(cores: Sequence[Any]) -> dict[str, Any]:
         "ffn": int(config.ffn_hidden_size),
         "vocab": _vocab(cores, place.tp_size),
         "num_experts": place.experts,
+        "sequence_parallel": place.sequence_parallel,
         "gated": bool(getattr(config, "gated_linear_unit", False)),
         "activation": _name_of(getattr(config, "activation_func", None)),
         "normalization": getattr(config, "normalization", None),
