@@ -53,12 +53,19 @@ class _Plain:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFirst(_Plain):
-    """Megatron-core's (token, sample, features); ``head_dim`` above 0 parts flat heads; packed sequences lack the sample dim."""
+    """Megatron-core's (token, sample, features); ``head_dim`` above 0 parts flat heads; packed sequences lack the sample dim.
+
+    ``flat``: heads are always flat, and the sample dim is there. A rank with one head has (token, sample, head_dim) too, which without
+    this reads as (token, head, head_dim) of a packed sequence.
+    """
 
     head_dim: int = 0
+    flat: bool = False
 
     def view(self, raw: Any, hint: Any = None) -> Any:
         """Return dims (sample, token, features...)."""
+        if self.flat:
+            return raw.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         if self.head_dim and raw.shape[-1] != self.head_dim:
             raw = raw.unflatten(-1, (-1, self.head_dim))
         if self.head_dim and raw.dim() == 3:
