@@ -206,7 +206,9 @@ class _Layer:
             self._tell("q k", "fused_single_qkv_rope splits and rotates in one kernel")
         for index, point in enumerate(("q_rot", "k_rot", "v")):
             yield self._head(point, Site(core, "in", index, ("query", "key", "value")[index]), form)
-        yield self._head("z", Site(attention.linear_proj, "in", 0, "input_"), SequenceFirst(self.place.head_dim, flat=True))
+        yield self._head(
+            "z", Site(attention.linear_proj, "in", 0, "input_"), SequenceFirst(self.place.head_dim, flat=True)
+        )
 
     def _fused(self, part: str) -> Form:
         place = self.place
