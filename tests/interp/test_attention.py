@@ -268,6 +268,7 @@ def test_what_is_asked_wrongly(rng):
         ({"sinks": [1.0, 2.0]}, "one number for each of the 4 heads"),
         ({"alibi": [1.0]}, "one number for each of the 4 heads"),
         ({"softmax_type": "learnable"}, "sinks of layer 0 were not recorded"),
+        ({"softmax_type": "learnable", "sinks": [None, [0.0] * 4]}, "sinks of layer 0 were not recorded"),
         ({"num_kv_heads": 3}, "do not divide into 3"),
     ],
 )

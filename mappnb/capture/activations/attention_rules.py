@@ -106,7 +106,9 @@ def attention_rules(facts: Mapping[str, Any], layer: int) -> AttentionRules:
     -----
     ``softmax_type`` is Megatron's: ``"off-by-one"`` is a sink of logit 0 for every head, ``"learnable"`` needs the recorded ``sinks``
     (``core_attention.softmax_offset``). Megatron's ``apply_query_key_layer_scaling`` divides the scores by the layer's number and
-    multiplies them by it again before the softmax: it changes nothing here.
+    multiplies them by it again before the softmax: it changes nothing here. ``causal`` forbids later keys whatever the window says, as
+    in flash attention and Transformer Engine; megatron-core's *local* attention takes the window in place of the mask, so that with a
+    window it sees padding, and ``right`` tokens ahead: say ``causal=False`` and leave the mask out to have that.
     """
     heads = int(facts["num_heads"]) if facts.get("num_heads") else None
     scale = _by_layer(facts.get("softmax_scale"), layer, _is_number)
@@ -198,16 +200,22 @@ def _sinks(facts: Mapping[str, Any], layer: int, heads: int | None) -> tuple[flo
     if sinks is None and kind == "off-by-one":
         sinks = 0.0
     if sinks is None and kind == "learnable":
-        raise SchemaError(
-            f"model facts: softmax_type is 'learnable' but the sinks of layer {layer} were not recorded; expected facts['sinks']: "
-            "core_attention.softmax_offset of all heads, for each layer"
-        )
+        raise _no_sinks(layer)
     if sinks is None or sinks is False:
         return None
     if _is_number(sinks):
         return (float(sinks),) * _need_heads(heads, "sinks")
     mine = sinks if _is_numbers(sinks) else _by_layer(sinks, layer, _is_numbers)
+    if mine is None and kind == "learnable":
+        raise _no_sinks(layer)
     return None if mine is None else _for_heads(mine, heads, "sinks")
+
+
+def _no_sinks(layer: int) -> SchemaError:
+    return SchemaError(
+        f"model facts: softmax_type is 'learnable' but the sinks of layer {layer} were not recorded; expected facts['sinks']: "
+        "core_attention.softmax_offset of all heads, for each layer"
+    )
 
 
 def _for_heads(values: Any, heads: int | None, name: str) -> tuple[float, ...]:
