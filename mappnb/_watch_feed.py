@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from mappnb._watch_near import Near
 from mappnb.analysis._work_live import GONE_S, WorkTable
 from mappnb.run import Run
 
@@ -70,6 +71,7 @@ class Feed:
     def __init__(self, run: Run, *, gone_s: float = GONE_S) -> None:
         self.run, self.gone_s = run, gone_s
         self.work = WorkTable(run, gone_s=gone_s)
+        self._near = Near(self.work)
         self._table: xr.Dataset | None = None
         self._first, self._last = -1, -1  # steps of the newest incarnation
         self._incarnation = -1
@@ -83,6 +85,7 @@ class Feed:
             return Look(None, -1, -1, -1, 0, "waiting")
         if newest.number != self._incarnation:
             self._incarnation, self._first, self._last = newest.number, -1, -1
+        self._near.note(newest.number)
         if fresh is not None:
             self._extend(fresh)
         infos = dict(newest.ranks)
@@ -94,6 +97,10 @@ class Feed:
             {r: str(i["degraded"]) for r, i in infos.items() if i.get("degraded")},
             {r: why for r, why in ends.items() if why not in ORDERLY}, quiet_s,
         )  # fmt: skip
+
+    def near(self, first: int) -> Run:
+        """Return the run as it is now, to look into the steps from ``first`` on; some of what is older is missing in it."""
+        return self._near.run(first)
 
     def _extend(self, fresh: xr.Dataset) -> None:
         """Add the steps that have ended since the last look; of those that were repeated, the last try counts."""
@@ -119,20 +126,18 @@ def _joined(before: xr.Dataset, after: xr.Dataset) -> xr.Dataset:
     """Return two tables of different steps as one; ranks and parts that one of them lacks were not there, or took no time."""
     parts = list(dict.fromkeys([*before["part"].values.tolist(), *after["part"].values.tolist()]))
     ranks = np.union1d(before["rank"].values, after["rank"].values)
-    both = [_widened(t, parts, ranks) for t in (before, after)]
-    out = xr.concat(
-        both,
-        "step",
-        data_vars="minimal",
-        coords="minimal",
-        compat="override",
-        join="override",
-        combine_attrs="override",
-    )
-    named = {n: _named(before, after, n, dim) for n, dim in _BESIDE.items()}
+    first, then = (_widened(t, parts, ranks) for t in (before, after))
+    data = {
+        n: (v.dims, np.concatenate([v.values, then[n].values], v.dims.index("step")), v.attrs)
+        for n, v in first.data_vars.items()
+    }
+    coords: dict[str, Any] = {"rank": first["rank"], "part": first["part"]}
+    coords["step"] = np.concatenate([t["step"].values for t in (first, then)])
     kinds = {"part_kind": object, "part_stage": np.int64, "host": object}
-    beside = {n: np.array([named[n][x] for x in out[d].values.tolist()], kinds[n]) for n, d in _BESIDE.items()}
-    return out.assign_coords({n: (_BESIDE[n], v) for n, v in beside.items()})
+    for name, dim in _BESIDE.items():
+        named = _named(before, after, name, dim)
+        coords[name] = dim, np.array([named[x] for x in first[dim].values.tolist()], kinds[name])
+    return xr.Dataset(data, coords=coords, attrs=first.attrs)
 
 
 def _named(before: xr.Dataset, after: xr.Dataset, name: str, dim: str) -> dict[Any, Any]:

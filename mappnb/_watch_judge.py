@@ -175,12 +175,20 @@ class Judge:
     def _stride(self, table: xr.Dataset, steps: list[int]) -> list[Change]:
         """Judge some steps: at once, or one by one where something comes or goes."""
         rows = self._rows(table, steps[-1])
-        comes = any(k not in self.standing and r.last_step > steps[0] - CLEAR_AFTER for k, r in rows.items())
+        comes = [r for k, r in rows.items() if k not in self.standing and r.last_step > steps[0] - CLEAR_AFTER]
         goes = any(k not in rows or rows[k].last_step < steps[-1] for k in self.standing)
         looks = not self.standing and self._pause == 1 and self._is_up(table, steps[-1])
         out: list[Change] = []
-        for step in steps[:-1] if comes or goes or looks else []:
-            out += self._take(table, step, self._rows(table, step))
+        earlier = steps[:-1] if comes or goes or looks else []
+        if comes and not goes:  # nothing comes before its first slow step
+            quiet = sum(s < min(r.first_step for r in comes) for s in earlier)
+            if quiet > 1:
+                out, earlier = self._stride(table, earlier[:quiet]), earlier[quiet:]
+        for i, step in enumerate(earlier):
+            told = self._take(table, step, self._rows(table, step))
+            out += told
+            if told and comes and len(earlier) - i > 1:
+                return out + self._stride(table, steps[steps.index(step) + 1 :])
         return out + self._take(table, steps[-1], rows)
 
     # -------------------------------------------------------------------------------------------------- one step

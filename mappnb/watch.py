@@ -23,7 +23,7 @@ from mappnb.run import Run, attach
 
 __all__ = ["Watcher", "watch"]
 
-CPU_SHARE = 0.008
+CPU_SHARE = 0.007
 """Share of one core that looking takes: the pause between looks follows from what they cost. 1 % is allowed, and not all is in looks."""
 LEAST_PAUSE_S = 1.0
 """Least time between two looks, s: a recorder writes once a second."""
@@ -181,8 +181,7 @@ class Watcher:
         return []
 
     def _details(self, first: int, last: int) -> pd.DataFrame:
-        self.run.refresh()
-        return find_stragglers(self.run, step=slice(first, last))
+        return find_stragglers(self._feed.near(first), step=slice(first, last))
 
     # ------------------------------------------------------------------------------------------------------ standing
     @property
