@@ -9,12 +9,25 @@ from typing import Any
 from mappnb.errors import FormatVersionError, NotARunError
 from mappnb.schema import FORMAT_VERSION
 
-__all__ = ["INC", "INCARNATION", "INC_NAME", "RANK", "RANKS", "RANK_NAME", "RUN", "SEGMENT", "check_version"]
+__all__ = [
+    "ACTIVATIONS",
+    "BLOCK",
+    "INC",
+    "INCARNATION",
+    "INC_NAME",
+    "RANK",
+    "RANKS",
+    "RANK_NAME",
+    "RUN",
+    "SEGMENT",
+    "check_version",
+]
 
-RUN, INCARNATION, RANKS = "run.json", "incarnation.json", "ranks"
+RUN, INCARNATION, RANKS, ACTIVATIONS = "run.json", "incarnation.json", "ranks", "activations"
 INC_NAME, RANK_NAME = "inc={:03d}", "rank={:05d}"
 INC = re.compile(r"inc=(\d+)$")
 RANK = re.compile(r"rank=(\d+)(?:\.json)?$")
+BLOCK = re.compile(r"block-(\d+)\.zarr\.zip$")
 SEGMENT = re.compile(r"(seg|open)-(\d+)\.(?:parquet|arrows)$")
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,8 +27,8 @@ from mappnb.terms import Category
 __all__ = ["Run", "attach"]
 
 VIEWS_GROUP = "mappnb.views"
-FOLLOW_S = 1.0
-LIVE_S = 5.0
+FOLLOW_S, LIVE_S = 1.0, 5.0
+_T = TypeVar("_T")
 
 
 def attach(run_dir: str | os.PathLike[str], *, follow: bool = False) -> Run:
@@ -64,7 +64,7 @@ class Run:
         self.follow = follow
         self._lock = threading.RLock()
         self._readers: dict[str, TableReader] = {}
-        self._datasets: dict[str, xr.Dataset] = {}
+        self._datasets: dict[str, Any] = {}
         self._looked_s = 0.0
         self._chosen: ClockModel | None = None
         self._look()
@@ -225,12 +225,13 @@ class Run:
             )
         return self._attributes
 
-    def _dataset(self, name: str, make: Callable[[], xr.Dataset]) -> xr.Dataset:
+    def _dataset(self, name: str, make: Callable[[], _T]) -> _T:
         self._current()
         with self._lock:
             if name not in self._datasets:
                 self._datasets[name] = make()
-            return self._datasets[name]
+            found: _T = self._datasets[name]
+            return found
 
     # -------------------------------------------------------------------------------------------------- datasets
     @property
@@ -265,8 +266,10 @@ class Run:
 
     @property
     def activations(self) -> xr.DataTree:
-        """Captured activations; an empty tree where the plan captures none."""
-        return xr.DataTree(name="activations")
+        """Captured activations, lazy: a child per stream, see :func:`mappnb.activations.open_activations`; empty where none are."""
+        from mappnb.activations import tree_of_run  # opening a run needs none of it
+
+        return self._dataset("activations", lambda: tree_of_run(self))
 
     def sel(
         self,

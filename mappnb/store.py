@@ -16,7 +16,19 @@ from typing import Any, NamedTuple
 import fsspec
 
 from mappnb.errors import NotARunError
-from mappnb.paths import INC, INC_NAME, INCARNATION, RANK, RANK_NAME, RANKS, RUN, SEGMENT, check_version
+from mappnb.paths import (
+    ACTIVATIONS,
+    BLOCK,
+    INC,
+    INC_NAME,
+    INCARNATION,
+    RANK,
+    RANK_NAME,
+    RANKS,
+    RUN,
+    SEGMENT,
+    check_version,
+)
 
 __all__ = ["Incarnation", "Segment", "Store"]
 
@@ -118,6 +130,7 @@ class Store:
         self.root = self.root.rstrip("/") or "/"
         self.local = type(self.fs).__name__ == "LocalFileSystem"
         self.problems: dict[str, str] = {}
+        self.kept: dict[str, Any] = {}  # what readers of other files keep between looks
         self._known: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
         self.info = self._read_run()
 
@@ -252,6 +265,28 @@ class Store:
             out += [found[k] for k in sorted(found)]
             self._note_gaps(table, incarnation, rank, sorted(found))
         return out
+
+    def activation_ranks(self, incarnation: int) -> list[int]:
+        """Return the ranks that have a folder of activations."""
+        names = self._names(INC_NAME.format(incarnation), ACTIVATIONS)
+        return [int(m[1]) for n in names if (m := RANK.match(n))]
+
+    def activation_blocks(self, incarnation: int) -> list[Segment]:
+        """Return the blocks of captured activations, by rank and number."""
+        folder = (INC_NAME.format(incarnation), ACTIVATIONS)
+        out = []
+        for rank in self.activation_ranks(incarnation):
+            name = RANK_NAME.format(rank)
+            out += [
+                Segment(self._path(*folder, name, e.name), incarnation, rank, int(m[1]), True, e.size)
+                for e in self._ls(*folder, name)
+                if (m := BLOCK.match(e.name))
+            ]
+        return out
+
+    def relative(self, path: str) -> str:
+        """Return a path inside the run directory, as problems are told."""
+        return path.removeprefix(self.root).lstrip("/")
 
     def _note_gaps(self, table: str, incarnation: int, rank: int, numbers: list[int]) -> None:
         lost = sorted(set(range(numbers[-1])) - set(numbers)) if numbers else []

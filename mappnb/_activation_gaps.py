@@ -1,0 +1,120 @@
+"""Which ranks should have left shards and did not: their part is masked, and told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mappnb._activation_index import Found
+from mappnb.errors import LayoutError
+from mappnb.layout import Layout
+from mappnb.paths import ACTIVATIONS, INC_NAME, RANK_NAME
+from mappnb.store import Incarnation, Store
+
+__all__ = ["missing_steps", "note_gaps"]
+
+
+def note_gaps(
+    store: Store, incarnations: Sequence[Incarnation], found: Sequence[Found], newest: Mapping[int, int], *, live: bool
+) -> None:
+    """Put ranks whose shards are missing into ``store.problems``; what was told there before and has come since is taken out."""
+    for incarnation in incarnations:
+        own = [f for f in found if f.part.incarnation == incarnation.number]
+        last = incarnation is incarnations[-1]
+        steps_of = missing_steps(own, newest, live=live and last)
+        folder = f"{INC_NAME.format(incarnation.number)}/{ACTIVATIONS}/"
+        for rank in range(_layout(own).world_size if own else 0):
+            where = folder + RANK_NAME.format(rank)
+            if rank in steps_of:
+                store.problems[where] = (
+                    f"no shards of {_steps_text(steps_of[rank])}; its part is masked, its values read as 0"
+                )
+            else:
+                store.problems.pop(where, None)
+
+
+def missing_steps(found: Sequence[Found], newest: Mapping[int, int], *, live: bool = False) -> dict[int, list[int]]:
+    """Return rank -> steps that it should have written and did not, within one incarnation.
+
+    Notes
+    -----
+    A rank is missed where another rank's shards say that they are a part only: of a split dim or split tokens (its tensor-parallel
+    peers), of the sequence (context parallelism), of the batch (data parallelism), or of the layers. A stage is missed if no rank of
+    it wrote anything although the plan takes every layer. While the job lives, a rank is behind, not missing, as long as it wrote
+    nothing later.
+    """
+    if not found:
+        return {}
+    layout = _layout(found)
+    out: dict[int, set[int]] = {}
+    for stream in {f.stream for f in found}:
+        those = [f for f in found if f.stream == stream]
+        expected = _expected(those, layout)
+        by_rank: dict[int, set[int]] = {}
+        for one in those:
+            by_rank.setdefault(one.part.rank, set()).update(
+                s for s in one.steps if newest.get(s) == one.part.incarnation
+            )
+        steps = set().union(*by_rank.values()) if by_rank else set()
+        for rank in expected:
+            wrote = by_rank.get(rank, set())
+            latest = max(wrote, default=-1)
+            lost = {s for s in steps - wrote if not live or s < latest}
+            if lost:
+                out.setdefault(rank, set()).update(lost)
+    return {rank: sorted(steps) for rank, steps in sorted(out.items())}
+
+
+def _layout(found: Sequence[Found]) -> Layout:
+    try:
+        return Layout.from_dict(found[0].attrs.get("layout") or {})
+    except LayoutError:
+        return Layout()
+
+
+def _expected(found: Sequence[Found], layout: Layout) -> set[int]:
+    """Return the ranks of which shards are to be expected in one stream."""
+    world = layout.world_size
+    coords = {rank: layout.coords(rank) for rank in range(world)}
+    wrote = {f.part.rank for f in found if f.part.rank in coords}
+    stages = {coords[r]["pp"] for r in wrote}
+    if _whole_model(found):
+        stages = set(range(layout.pp))
+    wide = {coords[f.part.rank]["pp"] for f in found if f.part.rank in coords and _is_part(f)}
+    out = set()
+    for rank, at in coords.items():
+        stage, tp = at["pp"], at["tp"]
+        peers = stage in wide or (stage not in {coords[r]["pp"] for r in wrote} and bool(wide))
+        if stage in stages and (
+            tp == 0 or peers or any(coords[r]["tp"] == tp and coords[r]["pp"] == stage for r in wrote)
+        ):
+            out.add(rank)
+    return out
+
+
+def _is_part(found: Found) -> bool:
+    """Return whether tensor-parallel peers must have written the rest."""
+    attrs: Iterable[Mapping[str, Any]] = [
+        *(s.attrs for s in found.part.shards.values()),
+        *(o.info.attrs for o in found.others.values()),
+    ]
+    shards = [a["shard"] for a in attrs if isinstance(a.get("shard"), Mapping)]
+    return any(s.get("split") or str(s.get("token", "")).endswith("sp") for s in shards)
+
+
+def _whole_model(found: Sequence[Found]) -> bool:
+    """Return whether the plan takes every layer of the model in this stream, and the model is known to have more than were found."""
+    plan = found[0].attrs.get("plan") or {}
+    rules = plan.get("rules", []) if isinstance(plan, Mapping) else []
+    rule = next((r for r in rules if r.get("name") == found[0].stream), None)
+    if rule is None or rule.get("layers") is not None:
+        return False
+    return all(
+        not str(p).startswith("layers.") and p not in ("embed", "logits", "final_ln") for p in rule.get("points", ())
+    )
+
+
+def _steps_text(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    return f"{len(steps)} steps ({steps[0]} to {steps[-1]})"
