@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mappnb.widgets.arrays import ArrayView as ArrayView
     from mappnb.widgets.arrays import array_view as array_view
+    from mappnb.widgets.attention import Attention as Attention
     from mappnb.widgets.linking import link as link
     from mappnb.widgets.schedule_lab import ScheduleLab as ScheduleLab
     from mappnb.widgets.selection import Selection as Selection
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from mappnb.widgets.timeline import Timeline as Timeline
     from mappnb.widgets.view import View as View
 
-__all__ = ["ArrayView", "ScheduleLab", "Selection", "Stragglers", "Timeline", "View", "array_view", "link"]
+__all__ = ["ArrayView", "Attention", "ScheduleLab", "Selection", "Stragglers", "Timeline", "View", "array_view", "link"]
 
 _LAZY: dict[str, tuple[str, str]] = {
     "ArrayView": ("mappnb.widgets.arrays", "ArrayView"),
     "array_view": ("mappnb.widgets.arrays", "array_view"),
+    "Attention": ("mappnb.widgets.attention", "Attention"),
     "link": ("mappnb.widgets.linking", "link"),
     "ScheduleLab": ("mappnb.widgets.schedule_lab", "ScheduleLab"),
     "Selection": ("mappnb.widgets.selection", "Selection"),

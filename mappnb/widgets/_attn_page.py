@@ -1,0 +1,106 @@
+"""The attention view as one page that needs no kernel: every head of its samples in bytes, deflated."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mappnb.widgets import _attn_told as told
+from mappnb.widgets._attn_answers import columns, frames, sample_label, thumb_size
+from mappnb.widgets._messages import with_arrays
+from mappnb.widgets._static_view import page_html
+
+if TYPE_CHECKING:
+    from mappnb.widgets.attention import Attention
+
+__all__ = ["MOST_BYTES", "page"]
+
+MOST_BYTES = 2_000_000
+"""Of a page."""
+_PARTS = ("static_answers.js", "attention_static.js")
+
+
+def page(view: Attention) -> str:
+    """Return one self-contained HTML page of at most :data:`MOST_BYTES`.
+
+    The sample and the one it is compared with are there in any case, in fewer cells if they are long; then others, first those of other
+    steps that go with it, while there is room.
+    """
+    room = MOST_BYTES - len(_html(view, {"samples": []})) - 20_000
+    where = view._where
+    first = [where.sample] + ([where.compare] if where.compare not in (None, where.sample) else [])
+    held: dict[int, dict[str, Any]] = {}
+    for i, sample in enumerate(first):
+        held[sample] = _fitted(view, sample, room // (len(first) - i))  # type: ignore[index,arg-type]
+        room -= held[sample]["bytes"]  # type: ignore[index]
+    for sample in [*frames(view._source.samples, where.sample), *range(len(view._source.samples))]:
+        if sample not in held and room > 0:
+            made = _sample(view, sample, len(view._source.tokens(sample)), most_bytes=room)
+            if made is None:
+                break
+            held[sample] = made
+            room -= made["bytes"]
+    return _html(view, _data(view, held))
+
+
+def _html(view: Attention, data: dict[str, Any]) -> str:
+    from mappnb.widgets.attention import Attention
+
+    return page_html(view.describe(), Attention, data, parts=_PARTS, model="StaticAttention", render="renderAttention")
+
+
+def _fitted(view: Attention, sample: int, most_bytes: int) -> dict[str, Any]:
+    """Return a sample in as many cells as there is room for."""
+    cells = len(view._source.tokens(sample))
+    while True:
+        made = _sample(view, sample, cells, most_bytes=most_bytes if cells > 4 else None)
+        if made is not None:
+            return made
+        cells = max(4, int(cells * 0.8))
+
+
+def _sample(view: Attention, sample: int, cells: int, *, most_bytes: int | None) -> dict[str, Any] | None:
+    """Return every head of a sample in cells, or None if that is more than ``most_bytes``."""
+    source, pool = view._source, view._where.pool
+    num = len(source.tokens(sample))
+    heads = [(layer, head) for layer in source.layers for head in source.heads]
+    if most_bytes is not None and len(heads) * cells * cells > 16 * most_bytes:
+        return None  # it would not fit, however well it packs
+    codes = np.stack([columns(source, sample, a, h, pool=pool, most=cells).codes for a, h in heads])
+    lower = bool((np.triu(codes, 1) == 0).all())
+    kept = codes[:, *np.tril_indices(codes.shape[1])] if lower else codes
+    packed = base64.b64encode(zlib.compress(kept.tobytes(), 9)).decode("ascii")
+    scores = told.scores_told(source.scores(sample))
+    scored, _ = with_arrays(scores.content, scores.arrays, binary=False)
+    size = len(packed) + 14 * num + 6 * len(heads) * len(scores.arrays) + 500
+    if most_bytes is not None and size > most_bytes:
+        return None
+    return {
+        "codes": packed, "cells": int(codes.shape[1]), "num": num, "lower": lower, "bytes": size, "pool": pool,
+        "thumb": thumb_size(num, len(source.layers), len(source.heads)), "scores": scored,
+    }  # fmt: skip
+
+
+def _data(view: Attention, held: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the page's data: samples are numbered anew."""
+    source, where = view._source, view._where
+    at = {sample: i for i, sample in enumerate(held)}
+    samples = []
+    for sample, made in held.items():
+        tokens = told.tokens_told(source, sample)
+        tokens |= {"sample": at[sample], "frames": [[at[f], s] for f, s in tokens["frames"] if f in at]}
+        samples.append({**made, "tokens": tokens})
+    state = told.state_told(source, where, title=view.describe())
+    moved = replace(where, sample=at[where.sample], compare=None if where.compare is None else at[where.compare])
+    state["where"] |= {"sample": moved.sample, "compare": moved.compare}
+    state |= {
+        "kind": "state",
+        "num_samples": len(held),
+        "samples": [sample_label(source.samples, s) for s in held],
+        "scores_soon": True,
+    }
+    return {"state": state, "samples": samples, "code": view.code}
