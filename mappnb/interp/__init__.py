@@ -6,6 +6,7 @@ from mappnb._lazy_package import lazy
 
 LAZY: dict[str, str] = {
     "Edit": "edits",
+    "Explanation": "explanation",
     "Forward": "model",
     "Model": "model",
     "activation_patching": "patching",
@@ -15,6 +16,7 @@ LAZY: dict[str, str] = {
     "check_context": "attention",
     "context": "attention",
     "edited": "edits",
+    "explain": "explanation",
     "find_heads": "heads",
     "generate": "generation",
     "head_statistics": "heads",

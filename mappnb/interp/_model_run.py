@@ -12,7 +12,7 @@ from mappnb.interp._model_batch import Batch
 from mappnb.interp._model_gather import gather_logits
 from mappnb.interp._model_taps import Handler
 
-__all__ = ["Loss", "is_megatron", "layout_of", "run", "unwrap"]
+__all__ = ["Loss", "is_megatron", "layout_of", "run_model", "unwrap"]
 
 Loss = Callable[[Any], Any]
 """Logits at the last real token, dims (row, vocab) -> a number to go backward from."""
@@ -53,7 +53,7 @@ def layout_of(chunks: Sequence[Any]) -> dict[str, int]:
     }
 
 
-def run(
+def run_model(
     chunks: Sequence[Any], batch: Batch, handler: Handler, *, which: str, vocab_size: int, loss: Loss | None = None
 ) -> Any:
     """Run one batch through the model, with the handler at its taps.

@@ -16,7 +16,7 @@ from mappnb.interp._model_batch import Batch, pack, rectangle
 from mappnb.interp._model_dataset import activations_of, weights_of_records
 from mappnb.interp._model_gather import gather_records
 from mappnb.interp._model_metric import Metric, as_metric, one_token
-from mappnb.interp._model_run import is_megatron, layout_of, run, unwrap
+from mappnb.interp._model_run import is_megatron, layout_of, run_model, unwrap
 from mappnb.interp._model_taps import Handler, Record, split_of
 from mappnb.interp._model_tokens import as_tokenizer, encoded, texts_of
 from mappnb.interp.edits import Edit, check_edits
@@ -185,15 +185,15 @@ class Model:
         if logits not in ("all", "last"):
             raise InterpError(f"logits is {logits!r}; expected 'all' or 'last'")
         ids, real = (tokens, mask) if _is_ids(tokens) else self.encode(tokens)
-        batch = self._pack(ids, real if mask is None else mask)
+        batch = self.batch(ids, real if mask is None else mask)
         wanted = self._wanted(capture, layers, gradients is not None)
         metric = None if gradients is None else self.metric(gradients)
-        found, records = self._run(batch, wanted, edits, which=logits, metric=metric)
+        found, records = self.run(batch, wanted, edits, which=logits, metric=metric)
         value = None if metric is None else _metric_value(metric, found, batch, logits)
         activations = self.dataset(records, batch)
         return Forward(_labelled(found, batch, logits, self.vocab_size), activations, value)
 
-    def _pack(self, tokens: Any, mask: Any) -> Batch:
+    def batch(self, tokens: Any, mask: Any) -> Batch:
         """Return the batch for one run, cut as the layout asks."""
         sequence_parallel = self.layout["sequence_parallel"]
         return pack(
@@ -222,7 +222,7 @@ class Model:
             )
         }
 
-    def _run(
+    def run(
         self,
         batch: Batch,
         wanted: Iterable[PointName],
@@ -240,11 +240,12 @@ class Model:
         loss = None if metric is None else (lambda rows: metric(rows).sum())
         taps = find_taps(self.chunks, points=handler.points, error=InterpError) if handler.points else []
         with attached(taps, handler):
-            found = run(self.chunks, batch, handler, which=which, vocab_size=self.padded_vocab_size, loss=loss)
-        records = self._gather(handler.records) if handler.wanted else []
+            found = run_model(self.chunks, batch, handler, which=which, vocab_size=self.padded_vocab_size, loss=loss)
+        records = self.gather(handler.records) if handler.wanted else []
         return found, records
 
-    def _gather(self, records: list[Record]) -> list[Record]:
+    def gather(self, records: list[Record]) -> list[Record]:
+        """Return the records of every rank of this replica; a collective."""
         if not is_megatron(self.chunks[0]):
             return records
         import torch.distributed as dist
@@ -256,7 +257,7 @@ class Model:
 
     def labels(self, tokens: np.ndarray, mask: np.ndarray) -> xr.Dataset:
         """Return the coordinates of samples and tokens alone, as activations have them."""
-        return self.dataset([], self._pack(tokens, mask))
+        return self.dataset([], self.batch(tokens, mask))
 
     def dataset(self, records: Sequence[Record], batch: Batch) -> xr.Dataset:
         """Return what was kept as one dataset."""
@@ -271,20 +272,25 @@ class Model:
             Keys of `mappnb.activation_points.WEIGHTS`; a bias that the model lacks is left out.
         """
         wanted = [parse_point(resolve(name, error=InterpError), error=InterpError).point for name in names]
-        records = self._gather(self.local_weights(wanted))
+        records = self.gather(self.local_weights(wanted))
         there = {record.point for record in records}
         return weights_of_records(records, [name for name in wanted if name in there])
 
     def local_weights(self, names: Sequence[str]) -> list[Record]:
         """Return this rank's parts of weights, those of which it is the one to tell."""
-        from mappnb.capture.activations.weights import weights_of
-
         none = np.zeros(0, np.int64)
         return [
-            Record(name.rpartition(".")[2], layer, none, none, split_of(shard), _array(tensor))
-            for name, (tensor, shard, layer) in weights_of(self.chunks, names, error=InterpError).items()
+            Record(name, layer, none, none, split_of(shard), _array(tensor))
+            for name, tensor, shard, layer in self.local_tensors(names)
             if shard.writes
         ]
+
+    def local_tensors(self, names: Sequence[str]) -> list[tuple[str, Any, Any, int]]:
+        """Return name, tensor, shard and layer of this rank's parts of weights."""
+        from mappnb.capture.activations.weights import weights_of
+
+        found = weights_of(self.chunks, names, error=InterpError)
+        return [(name.rpartition(".")[2], tensor, shard, layer) for name, (tensor, shard, layer) in found.items()]
 
 
 def _array(tensor: Any) -> np.ndarray:
