@@ -9,7 +9,18 @@ from typing import Final
 
 from mappnb.errors import MappnbError, SchemaError, did_you_mean
 
-__all__ = ["GROUPS", "POINTS", "WEIGHTS", "Point", "PointName", "alias", "parse_point", "point_names", "resolve"]
+__all__ = [
+    "GROUPS",
+    "POINTS",
+    "WEIGHTS",
+    "Point",
+    "PointName",
+    "alias",
+    "module_names",
+    "parse_point",
+    "point_names",
+    "resolve",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +296,12 @@ def _inverse() -> dict[str, str]:
 
 
 _FOREIGN: Final = _inverse()
+
+
+def module_names(style: str) -> dict[str, tuple[str, ...]]:
+    """Return point -> names of modules, ``*`` for the layer, in style ``"hf"`` or ``"gpt2"``; ``.input`` is what enters the module."""
+    names = _LLAMA if style == "hf" else _GPT2
+    return {point: tuple(_full(style, point, part, "*") for part in parts) for point, parts in names.items()}
 
 
 def alias(name: str, style: str = "tl", *, error: type[MappnbError] = SchemaError) -> str:

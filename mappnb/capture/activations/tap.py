@@ -68,7 +68,9 @@ class Tap:
     chunk : int
         Model chunk of this rank.
     compute : callable, optional
-        For a point that passes nowhere: makes it from the tensor at the site. Such a point can be looked at, not replaced.
+        For a point that passes nowhere: makes it from the tensor at the site. It has no gradient, and cannot be replaced.
+    replaceable : bool
+        False where the model keeps another reference to the tensor, which a replacement would not reach.
     """
 
     point: str
@@ -79,6 +81,7 @@ class Tap:
     grad: bool = False
     chunk: int = 0
     compute: Callable[[Any], Any] | None = None
+    replaceable: bool = True
 
     @property
     def name(self) -> str:
@@ -218,9 +221,10 @@ class Attachment:
         new = self.handler(tap, value)
         if new is None:
             return None
-        if tap.compute is not None:
+        if tap.compute is not None or not tap.replaceable:
             raise CaptureError(
-                f"tap {tap.name}: this model computes it inside another module: it can be looked at, not replaced"
+                f"tap {tap.name}: in this model it can be looked at, not replaced: no module gets or gives it alone; replace resid_pre, "
+                f"attn_out, mlp_out or resid_post instead"
             )
         return form.back(raw if bias is None else raw + bias, new, hint)
 

@@ -236,7 +236,7 @@ class _Layer:
             yield _residual("resid_mid", self.number, Site(cross, "out", -1), self.place)
         elif norm is not None:
             site = Site(norm, "in", 0)
-            yield Tap("resid_mid", self.number, self.place.shard("resid_mid"), site, PLAIN, compute=_same)
+            yield Tap("resid_mid", self.number, self.place.shard("resid_mid"), site, PLAIN, replaceable=False)
         yield from self._norm("ln2_out", norm, getattr(getattr(self.layer, "mlp", None), "linear_fc1", None))
 
     def _mlp(self, mlp: Any) -> Iterator[Tap]:
@@ -259,10 +259,6 @@ class _Layer:
 
 def _is_identity(module: Any) -> bool:
     return type(module).__name__.startswith("Identity")
-
-
-def _same(tensor: Any) -> Any:
-    return tensor
 
 
 def _fused_norm(linear: Any, config: Any) -> Callable[[Any], Any]:
