@@ -74,7 +74,7 @@ class RecordOptions:
         """What is kept with the rank."""
         facts: dict[str, Any] = {"plan": self.parsed_plan.name}
         if self.activations is not None:
-            facts["activations"] = self.activations.to_dict()
+            facts["activations"] = {**self.activations.to_dict(), "vocabulary": None}  # may be long; the blocks have it
         return {**facts, "peak_flops": self.peak_flops, "notes": dict(self.notes or {})}
 
 

@@ -15,6 +15,7 @@ from mappnb.capture.activations.microbatch import Microbatch
 from mappnb.capture.activations.plan import CapturePlan
 from mappnb.capture.activations.tap import Handler, Tap, attached
 from mappnb.capture.points import SessionLike, state_of
+from mappnb.paths import ACTIVATIONS
 
 __all__ = ["ActivationProbe"]
 
@@ -186,7 +187,17 @@ class ActivationProbe:
             "model": facts,
         }
         session = self._session
-        self._sink = ActivationSink(self.plan, about, lambda: session.folder("activations"), self._give_up)
+
+        def tell(**counters: Any) -> None:
+            session.note(activation_counters=counters)
+
+        self._sink = ActivationSink(
+            self.plan,
+            about,
+            lambda: session.folder(ACTIVATIONS),
+            self._give_up,
+            tell=tell,
+        )
 
     # ------------------------------------------------------------------------------------------------------- steps
     def _begin(self, step: int) -> None:
@@ -209,8 +220,10 @@ class ActivationProbe:
     def _put_weights(self, chunk: _Chunk, rules: list[int], step: int) -> None:
         for name, (tensor, shard, layer) in chunk.weights().items():
             point = name.rpartition(".")[2]
-            if shard.writes and any(self.plan.rules[i].wants(point, layer, num_layers=self.num_layers) for i in rules):
-                self._sink.weights(step, point, layer, tensor, shard)
+            wanted = [r for i in rules if (r := self.plan.rules[i]).wants(point, layer, num_layers=self.num_layers)]
+            if wanted and shard.writes:
+                full = any(rule.mode == "full" for rule in wanted)
+                self._sink.weights(step, point, layer, tensor, shard, dtype="" if full else wanted[0].options["dtype"])
 
     def _take_off(self) -> None:
         while self._hooks:
@@ -254,7 +267,6 @@ class ActivationProbe:
         if self._off or self._sink is None:
             return
         try:
-            tensor = tensor.detach()
             for index in self._rules.get(tap, ()):
                 rule = self.plan.rules[index]
                 if rule.mode == "metric":
@@ -266,7 +278,7 @@ class ActivationProbe:
 
     def _measure(self, name: str, info: Microbatch, tap: Tap, tensor: Any) -> None:
         about = MetricInfo(tap.point, tap.layer, tap.grad, tap.shard, info)
-        value = metric_function(name)(tensor, about)
+        value = metric_function(name)(tensor.detach(), about)
         if value is not None and self._session is not None:
             self._session.metric(name, value, microbatch=info.microbatch, chunk=info.chunk, layer=tap.layer)
 
@@ -274,8 +286,7 @@ class ActivationProbe:
         """Stop capturing; training goes on."""
         if self._off:
             return
-        self._off = True
-        self._take_off()
+        self._off = True  # perhaps in another thread: the hooks come off at the end of the step
         reason = f"{where}: {err}" if where == "plan" else f"{where}: {type(err).__name__}: {err}"
         if self._session is not None:
             self._session.note(**{DEGRADED: reason})
@@ -360,4 +371,8 @@ def _nothing(tap: Tap, tensor: Any) -> None:
 def _rank() -> int:
     import torch.distributed as dist
 
-    return int(dist.get_rank()) if dist.is_available() and dist.is_initialized() else 0
+    from mappnb.capture.torch_programs import environment_rank
+
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank())
+    return (environment_rank() or (0, 1))[0]
