@@ -130,6 +130,12 @@ class BlockWriter:
         """Return whether an array has been told of."""
         return name in self._arrays
 
+    def form(self, name: str) -> tuple[np.dtype[Any], tuple[str, ...], tuple[int, ...], dict[str, Any]]:
+        """Return dtype, dims, shape of a chunk and attributes of an array that was told of."""
+        meta = self._arrays[name]
+        chunks = meta["chunk_grid"]["configuration"]["chunk_shape"]
+        return np.dtype(meta["data_type"]), tuple(meta["dimension_names"]), tuple(chunks), meta["attributes"]
+
     def update_attrs(self, name: str, **attrs: Any) -> None:
         """Set attributes of an array that were not known when it was declared."""
         self._arrays[name]["attributes"].update(attrs)
@@ -321,7 +327,7 @@ def read_log(data: bytes) -> list[dict[str, Any]]:
     """Return the lines of a log; one that a kill cut off is left out.
 
     Each line: ``file``, ``steps`` (all steps in it), ``samples`` (per stream), ``streams`` (names of the arrays per stream), ``bytes``
-    (of the file), ``raw_bytes``, and so far in this recording ``dropped`` and ``thinned`` (tensors left out, per stream).
+    (of the file), ``raw_bytes``, ``repeated`` (tensors that came twice), and so far in this recording ``dropped`` and ``thinned`` (tensors left out, per stream).
     """
     out = []
     for line in data.split(b"\n"):
@@ -367,7 +373,9 @@ def _root_json(attrs: Mapping[str, Any], streams: list[str], arrays: Mapping[str
         "consolidated_metadata": {
             "kind": "inline",
             "must_understand": False,
-            "metadata": {**{s: _group_json({}) for s in streams}, **arrays},
+            "metadata": dict(
+                sorted({**{s: _group_json({}) for s in streams}, **arrays}.items())
+            ),  # as zarr groups them
         },
     }
 
