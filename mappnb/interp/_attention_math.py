@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-_TILE_ELEMENTS = 2**20
+_TILE_ELEMENTS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Keys:
 
 
 def tiles(num_queries: int, num_keys: int) -> Iterator[slice]:
-    """Cut the queries so that a tile of float64 scores stays at 8 MiB."""
+    """Cut the queries so that a tile of float64 scores stays at 2 MiB."""
     step = max(1, _TILE_ELEMENTS // max(1, num_keys))
     for start in range(0, num_queries, step):
         yield slice(start, min(num_queries, start + step))

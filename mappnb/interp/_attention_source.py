@@ -128,6 +128,15 @@ class Source:
         mask = self.of_sample("mask", sample)
         return np.ones(self.data.sizes["token"], bool) if mask is None else mask.astype(bool)
 
+    def told(self, sample: int) -> Bools:
+        """Return whether anything is known of a token, dims (token,): a lost rank leaves -1 as id, and False as mask."""
+        ids = self.of_sample("token_id", sample)
+        return (
+            np.ones(self.data.sizes["token"], bool)
+            if ids is None or ids.dtype.kind not in "iu"
+            else np.asarray(ids >= 0)
+        )
+
     def read(self, layer: int, heads: Sequence[int], sample: int) -> LayerArrays:
         """Read one layer of one sample: the heads, and the key heads that they use."""
         kv_heads = self._kv_heads_of(heads)

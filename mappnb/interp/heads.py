@@ -168,16 +168,16 @@ class _Targets:
         found = (self.slots[places] == self.slots - offset) & self.mask[places]
         return np.where(found, places, -1)
 
-    def repeats(self, rows: slice) -> tuple[Bools, Bools]:
-        """Keys equal to the query's token before it, and the keys after these; dims (query, key)."""
+    def repeats(self, rows: slice) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+        """Find keys equal to the query's token before it, and the keys after these: as pairs of row and key."""
         assert self.ids is not None
         equal = self.ids[rows, None] == self.ids[None, :]
         equal &= (self.mask & (self.ids >= 0))[None, :]
         equal &= self.slots[None, :] < self.slots[rows, None]
-        after = np.zeros_like(equal)
-        follows = self.mask[1:] & (np.diff(self.slots) == 1)
-        after[:, 1:] = equal[:, :-1] & follows[None, :]
-        return equal, after
+        row, key = np.nonzero(equal)
+        next_one: Bools = np.append(self.mask[1:] & (np.diff(self.slots) == 1), False)
+        follows = next_one[key]
+        return (row, key), (row[follows], key[follows] + 1)
 
 
 def _add(part: Part, targets: _Targets, sums: dict[str, Floats], counts: Ints, at: tuple[int, int, int]) -> None:
@@ -202,8 +202,9 @@ def _add(part: Part, targets: _Targets, sums: dict[str, Floats], counts: Ints, a
             if offset == 1:
                 note("previous_token", mass, there)
         if targets.ids is not None:
-            for name, target in zip(("duplicate_token", "induction"), targets.repeats(rows), strict=True):
-                note(name, np.einsum("qk,qk->q", pattern, target), real & target.any(axis=1))
+            for name, (row, key) in zip(("duplicate_token", "induction"), targets.repeats(rows), strict=True):
+                found: Floats = np.bincount(row, weights=pattern[row, key], minlength=len(pattern)).astype(float)
+                note(name, found, real & (np.bincount(row, minlength=len(pattern)) > 0))
 
 
 def _xlogx(p: Floats) -> Floats:

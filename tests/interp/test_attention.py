@@ -214,6 +214,32 @@ def test_tokens_that_were_not_recorded(rng):
     assert not late["complete"].any(), "a causal row needs the first key"
 
 
+def test_what_a_lost_rank_had_is_not_padding(rng):
+    """The reader has -1 and False where no rank knew a token: such a row must not count as exact."""
+    ds = recorded(rng, padding=(0, 0))
+    lost = [2, 3]
+    there = np.ones((2, 2, 9), bool)
+    there[:, :, lost] = False
+    ds["token_id"].values[:, lost], ds["mask"].values[:, lost] = -1, False
+    ds = ds.assign_coords({f"{p}_present": (("sample", "layer", "token"), there) for p in ("q_rot", "k_rot")})
+    pattern = attention_pattern(ds, layer=0, head=0)
+    assert pattern["complete"].values.tolist() == [True] * 2 + [False] * 7
+    assert "7 of 9 rows" in pattern.attrs["note"]
+
+
+def test_a_shorter_sample_ends(rng):
+    ds = recorded(rng, padding=(0, 0))
+    there = np.arange(9)[None, None] + np.zeros((2, 2, 1)) < np.array([9, 6])[:, None, None]
+    ds["token_id"].values[1, 6:], ds["mask"].values[1, 6:] = -1, False
+    ds = ds.assign_coords({f"{p}_present": (("sample", "layer", "token"), there) for p in ("q_rot", "k_rot")})
+    pattern = attention_pattern(ds, layer=0, head=0, sample=1)
+    assert "note" not in pattern.attrs
+    assert (pattern.values[6:] == 0).all()
+    np.testing.assert_array_equal(
+        pattern[:6, :6], attention_pattern(ds.isel(token=slice(6)), layer=0, head=0, sample=1)
+    )
+
+
 def test_real_nan_stays_where_it_is_seen(rng):
     ds = recorded(rng, padding=(0, 0))
     ds["k_rot"].values[0, 0, 5, 0, 2] = np.nan
