@@ -57,6 +57,7 @@ class BlockFiles:
         self._present: dict[str, dict[tuple[int, int], int]] = {}
         self._stats: dict[str, list[StatsOfStep]] = {}
         self._weight_steps: list[int] = []
+        self._seen: dict[str, Mapping[str, Any]] = {}
         self._repeated = 0
         self._opened_s = time.monotonic()
 
@@ -75,10 +76,11 @@ class BlockFiles:
 
     def add(self, piece: Piece) -> None:
         """Write a piece of a tensor."""
-        parts, attrs = self._packed(piece)
+        parts, attrs = self._packed(piece), piece.attrs
         whole = f"{piece.stream}/{piece.name}"
-        if not self._fits(whole, piece, parts, attrs):
+        if not self._fits(whole, piece, parts):
             self.commit()
+        self._seen[whole] = attrs
         table = self._tables.setdefault(piece.stream, StreamTable(piece.tokens.batch))
         row = table.row_of(piece.tokens)
         layer = self._layer_place(whole, piece.layer)
@@ -92,7 +94,7 @@ class BlockFiles:
         for pending in piece.parts.values():
             self._done(pending)
 
-    def _packed(self, piece: Piece) -> tuple[dict[str, _Array], dict[str, Any]]:
+    def _packed(self, piece: Piece) -> dict[str, _Array]:
         if piece.pack is not None:
             tensor = piece.parts[""].array()
             parts, _ = encode(piece.attrs["mode"], tensor, dtype=piece.attrs["dtype"], **piece.pack)
@@ -101,10 +103,9 @@ class BlockFiles:
         if "index" in parts:
             small = np.uint16 if piece.attrs["length"] <= 1 << 16 else np.uint32
             parts["index"] = parts["index"].astype(small, copy=False)
-        attrs = {**piece.attrs, "token_index": "token_index_sp" if piece.sequence_parallel else "token_index"}
-        return parts, attrs
+        return parts
 
-    def _fits(self, whole: str, piece: Piece, parts: Mapping[str, _Array], attrs: Mapping[str, Any]) -> bool:
+    def _fits(self, whole: str, piece: Piece, parts: Mapping[str, _Array]) -> bool:
         """Return whether a piece goes into the arrays that are there: same numbers, same features, same packing."""
         if self._writer is None:
             return True
@@ -119,7 +120,7 @@ class BlockFiles:
             dtype == parts[""].dtype
             and len(dims) == after + len(piece.dims)
             and features == parts[""].shape[len(parts[""].shape) - len(features) :]
-            and all(known.get(k) == v for k, v in attrs.items())
+            and (self._seen.get(whole) is piece.attrs or all(known.get(k) == v for k, v in piece.attrs.items()))
         )
 
     def _layer_place(self, whole: str, layer: int) -> int:

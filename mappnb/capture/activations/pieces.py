@@ -92,8 +92,6 @@ class Piece:
         Of the stored array.
     pack : dict or None
         Options of `mappnb.activation_codecs.encode` where the writer packs.
-    sequence_parallel : bool
-        True if its tokens are ``tokens.slots_sp``.
     """
 
     stream: str
@@ -104,7 +102,6 @@ class Piece:
     dims: tuple[str, ...]
     attrs: Mapping[str, Any]
     pack: Mapping[str, Any] | None = None
-    sequence_parallel: bool = False
 
 
 @dataclass(slots=True)

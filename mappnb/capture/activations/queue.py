@@ -10,6 +10,7 @@ from typing import Any
 __all__ = ["ByteQueue", "WriterStuckError"]
 
 PATIENCE_S = 60.0
+WAKE_BYTES = 4 << 20
 MOST_THINNING = 10
 
 
@@ -41,6 +42,8 @@ class ByteQueue:
         self.thinning = 0
         self._items: deque[tuple[Any, int]] = deque()
         self._released = 0
+        self._unseen = 0  # bytes put since the writer was last woken
+        self._waiting = False
         self._changed = threading.Condition()
         self._closed = False
 
@@ -63,7 +66,12 @@ class ByteQueue:
                     return False
             self._items.append((item, num_bytes))
             self.used_bytes += num_bytes
-            self._changed.notify_all()
+            self._unseen += num_bytes
+            if not num_bytes or self._unseen >= min(WAKE_BYTES, self.limit_bytes // 4):
+                self._unseen = (
+                    0  # a writer woken for every tensor would take Python's lock from the training thread each time
+                )
+                self._changed.notify_all()
             return True
 
     def is_full(self, num_bytes: int) -> bool:
@@ -71,7 +79,8 @@ class ByteQueue:
         return self.used_bytes > 0 and self.used_bytes + num_bytes > self.limit_bytes
 
     def _wait(self, num_bytes: int) -> None:
-        begin = time.monotonic()
+        begin, self._waiting = time.monotonic(), True
+        self._changed.notify_all()
         while self.is_full(num_bytes) and not self._closed:
             before = self._released
             if not self._changed.wait(PATIENCE_S) and self._released == before:
@@ -79,6 +88,7 @@ class ByteQueue:
                     f"the writer released none of {self.used_bytes} bytes in {PATIENCE_S:g} s; is the run directory's disk stuck?"
                 )
         self.waited_s += time.monotonic() - begin
+        self._waiting = False
 
     def get(self, timeout_s: float) -> tuple[Any, int] | None:
         """Return the next item and its bytes, or None if none came in time or the queue is closed and empty."""
@@ -92,7 +102,8 @@ class ByteQueue:
         with self._changed:
             self.used_bytes -= num_bytes
             self._released += num_bytes
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     def skips(self, ordinal: int) -> bool:
         """Return whether to leave a microbatch out, by its number: under ``"thin"`` every second, or three of four, ... are.

@@ -73,6 +73,7 @@ class Target:
                 attrs["combine"] = "sum"
             if self._chosen:
                 attrs["chosen"] = self._chosen
+            attrs["token_index"] = "token_index_sp" if self.sequence_parallel else "token_index"
             self._attrs[key] = {**attrs, "dims": list(self.shard.dims), "shard": self.shard_dict}
         return self._attrs[key]
 

@@ -194,7 +194,7 @@ class ActivationSink:
             self._drop(target.stream)
             return
         copied = {part: Pending(*self._copies.copy(t)) for part, t in parts.items()}
-        piece = Piece(target.stream, name, target.layer, tokens, copied, dims, attrs, pack, target.sequence_parallel)
+        piece = Piece(target.stream, name, target.layer, tokens, copied, dims, attrs, pack)
         if not self._queue.put(piece, size):
             self._drop(target.stream)
 
@@ -239,7 +239,7 @@ class ActivationSink:
         for name, all_heads in found.items():
             values = query.select_heads(all_heads)
             if values.numel():
-                attrs = {**query.attrs("float32", values.shape[-1]), "mode": "heads"}
+                attrs = query.attrs("float32", values.shape[-1])
                 self._queue_piece(query, name, tokens, {"": values.float()}, ("head",), attrs)
 
     def end_step(self, step: int) -> None:
