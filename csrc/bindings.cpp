@@ -9,6 +9,7 @@ void register_replay(nanobind::module_& m);
 void register_self_time(nanobind::module_& m);
 void register_nesting(nanobind::module_& m);
 void register_trace_json(nanobind::module_& m);
+void register_segment_columns(nanobind::module_& m);
 void register_tensor_stats(nanobind::module_& m);
 
 NB_MODULE(_core, m) {
@@ -22,5 +23,6 @@ NB_MODULE(_core, m) {
   register_self_time(m);
   register_nesting(m);
   register_trace_json(m);
+  register_segment_columns(m);
   register_tensor_stats(m);
 }

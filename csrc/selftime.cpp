@@ -20,31 +20,48 @@ bool is_sender(int8_t kind) { return kind == kSend || kind == kWaitSend; }
 
 }  // namespace
 
-SelfTime::SelfTime(int64_t ranks) : columns(size_t(ranks)), ranks_(ranks) {}
+void Channels::clear() {
+  all.clear();
+  known_.clear();
+  for (Cached& c : cache_) c.number = -1;
+}
 
-void SelfTime::begin(int32_t first_step, int32_t last_step) {
+int32_t Channels::number(int64_t group, int32_t source, int32_t target) {
+  const uint64_t hash = mix(uint64_t(group) ^ mix(uint64_t(uint32_t(source)) << 32 | uint32_t(target)));
+  Cached& near = cache_[hash & 63];
+  if (near.number >= 0 && near.group == group && near.source == source && near.target == target) return near.number;
+  auto& found = known_[hash];
+  int32_t out = -1;
+  for (const int32_t c : found)
+    if (all[c].group == group && all[c].source == source && all[c].target == target) out = c;
+  if (out < 0) {
+    out = int32_t(all.size());
+    all.emplace_back();
+    all.back().group = group;
+    all.back().source = source;
+    all.back().target = target;
+    found.push_back(out);
+  }
+  near = {group, source, target, out};
+  return out;
+}
+
+void RankPass::begin(int32_t first_step, int32_t last_step) {
   first_step_ = first_step;
   last_step_ = last_step;
   steps.clear();
-  entries.clear();
   channels.clear();
-  for (ColumnCells& c : columns) {
-    c.of.clear();
-    c.shares.clear();
-  }
   step_number_.clear();
-  channel_number_.clear();
-  for (Cached& c : cache_) c.number = -1;
   met_step_ = INT32_MIN;
+  entries_.clear();
+  store_.clear();
   rows_.clear();
   lanes_.clear();
   step_lane_.clear();
-  pieces_.clear();
   met_lane_ = -1;
-  calls_known_ = false;
 }
 
-int32_t SelfTime::step_index(int32_t step) {
+int32_t RankPass::step_index(int32_t step) {
   if (step == met_step_) return met_index_;
   const auto [at, is_new] = step_number_.try_emplace(step, int32_t(steps.size()));
   if (is_new) steps.push_back(step);
@@ -52,7 +69,7 @@ int32_t SelfTime::step_index(int32_t step) {
   return met_index_ = at->second;
 }
 
-int32_t SelfTime::part_of(int8_t kind, int32_t stage) {
+int32_t RankPass::part_of(int8_t kind, int32_t stage) {
   if (kind >= kComputeKinds || stage < 0) stage = -1;
   CachedPart& near = part_cache_[kind];
   if (near.stage == stage) return near.number;
@@ -62,24 +79,7 @@ int32_t SelfTime::part_of(int8_t kind, int32_t stage) {
   return at->second;
 }
 
-int32_t SelfTime::channel_of(int64_t group, int32_t source, int32_t target) {
-  const uint64_t hash = mix(uint64_t(group) ^ mix(uint64_t(uint32_t(source)) << 32 | uint32_t(target)));
-  Cached& near = cache_[hash & 63];
-  if (near.number >= 0 && near.group == group && near.source == source && near.target == target) return near.number;
-  auto& found = channel_number_[hash];
-  int32_t number = -1;
-  for (const int32_t c : found)
-    if (channels[c].group == group && channels[c].source == source && channels[c].target == target) number = c;
-  if (number < 0) {
-    number = int32_t(channels.size());
-    channels.push_back({group, source, target, false, INT64_MAX, -1, 0});
-    found.push_back(number);
-  }
-  near = {group, source, target, number};
-  return number;
-}
-
-int32_t SelfTime::lane_of(int32_t step, int32_t thread, int32_t stream) {
+int32_t RankPass::lane_of(int32_t step, int32_t thread, int32_t stream) {
   const auto same = [&](const Lane& l) { return l.step == step && l.thread == thread && l.stream == stream; };
   if (met_lane_ >= 0 && same(lanes_[met_lane_])) return met_lane_;
   if (size_t(step) >= step_lane_.size()) step_lane_.resize(steps.size(), -1);
@@ -89,19 +89,29 @@ int32_t SelfTime::lane_of(int32_t step, int32_t thread, int32_t stream) {
   return met_lane_ = step_lane_[step] = int32_t(lanes_.size() - 1);
 }
 
-int32_t SelfTime::add_entry(const EventRows& r, size_t i, const Row& row, int32_t op, int32_t rank, bool aside) {
+// Fields are written where they stay: a record made elsewhere and copied waits for its own small stores.
+int32_t RankPass::add_entry(const EventRows& r, size_t i, const Row& row, int32_t op, int32_t rank, bool aside) {
   const bool pair = is_pair(row.kind), sender = is_sender(row.kind);
   const int32_t peer = r.peer[i];
   const int32_t source = !pair ? -1 : sender ? rank : peer, target = !pair ? -1 : sender ? peer : rank;
   const bool named = source >= 0 || target < 0;  // a receive from nobody knows no channel
-  const int64_t size = op < 0 ? -1 : r.bytes[i], seq = named ? r.seq[i] : -1;
-  const uint32_t tag = uint32_t(mix(uint64_t(size) * 31 + (pair ? 0 : uint32_t(op))) >> 32);
-  const int32_t channel = channel_of(r.group[i], source, target);
-  entries.push_back({row.start, row.end, seq, tag, channel, -1, row.step, -1, row.kind, aside, false});
-  return int32_t(entries.size() - 1);
+  const int64_t size = op < 0 ? -1 : r.bytes[i];
+  Entry& e = entries_.emplace_back();
+  e.start = row.start;
+  e.end = row.end;
+  e.seq = named ? r.seq[i] : -1;
+  e.tag = uint32_t(mix(uint64_t(size) * 31 + (pair ? 0 : uint32_t(op))) >> 32);
+  e.channel = channels.number(r.group[i], source, target);
+  e.step = row.step;
+  e.call = -1;
+  e.kind = row.kind;
+  e.aside = aside;
+  e.whole = false;
+  if (is_transfer(row.kind)) channels.all[size_t(e.channel)].count_in(e.seq);
+  return int32_t(entries_.size() - 1);
 }
 
-void SelfTime::add(const EventRows& r, int32_t rank) {
+void RankPass::add(const EventRows& r, int32_t rank) {
   rows_.reserve(rows_.size() + r.rows);
   for (size_t i = 0; i < r.rows; i++) {
     const int32_t step = r.step[i];
@@ -114,19 +124,20 @@ void SelfTime::add(const EventRows& r, int32_t rank) {
       kind = kHost;
     }
     const bool aside = is_transfer(kind) && (flags & kAsync);
-    const int64_t start = r.start[i] + r.offset;
-    Row row{start, start + r.duration[i], step_index(step), -1, -1, -1, kind, r.stream[i] < 0};
-    if (kind > kHost)
-      row.entry = add_entry(r, i, row, r.op[site], rank, aside);
-    else
-      row.part = part_of(kind, r.stage[i]);
-    if (!aside) row.lane = lane_of(row.step, r.thread[i], r.stream[i]);
-    rows_.push_back(row);
+    Row& row = rows_.emplace_back();
+    row.start = r.start[i] + r.offset;
+    row.end = row.start + r.duration[i];
+    row.step = step_index(step);
+    row.kind = kind;
+    row.on_host = r.stream[i] < 0;
+    row.part = kind > kHost ? -1 : part_of(kind, r.stage[i]);
+    row.entry = kind > kHost ? add_entry(r, i, row, r.op[site], rank, aside) : -1;
+    row.lane = aside ? -1 : lane_of(row.step, r.thread[i], r.stream[i]);
   }
 }
 
 // Whether each lane's rows are side by side, by start with the longest first, and the lanes by step; counts them.
-bool SelfTime::in_order() {
+bool RankPass::in_order() {
   bool sorted = true;
   int32_t lane = -1;
   const Row* last = nullptr;
@@ -148,7 +159,7 @@ bool SelfTime::in_order() {
 }
 
 // Rows of one lane together, those of one step side by side; in a lane by start, the longest first.
-void SelfTime::order_rows() {
+void RankPass::order_rows() {
   if ((ordered_ = in_order())) return;
   std::vector<int32_t> by_step(lanes_.size());
   for (size_t i = 0; i < by_step.size(); i++) by_step[i] = int32_t(i);
@@ -183,35 +194,30 @@ void SelfTime::order_rows() {
   }
 }
 
-inline void SelfTime::emit(const Row& row, int64_t left, int64_t right, int32_t column, bool alone) {
+inline void RankPass::emit(const Row& row, int64_t left, int64_t right, ColumnCells& mine, bool alone) {
   if (right <= left) return;
   const int8_t kind = only_issues(row) ? int8_t(kHost) : row.kind;
   if (kind == kHost) return;
-  ColumnCells& c = columns[column];
   if (kind < kHost) {
-    c.shares[size_t(row.step) * c.parts + size_t(row.part)].self += right - left;
+    mine.shares[size_t(row.step) * mine.parts + size_t(row.part)].self += right - left;
     if (alone)
-      c.of[row.step].covered += right - left;
+      mine.of[row.step].covered += right - left;
     else
-      pieces_.push_back({left, right, column, row.step, -1, int8_t(kind <= kOptimizer ? 0 : 3)});
+      mine.pieces.push_back({left, right, row.step, -1, int8_t(kind <= kOptimizer ? 0 : 3)});
     return;
   }
-  Entry& e = entries[row.entry];
+  Entry& e = entries_[row.entry];
   if (alone && left == e.start && right == e.end)
     e.whole = true;
   else
-    pieces_.push_back({left, right, column, row.step, row.entry, 1});
+    mine.pieces.push_back({left, right, row.step, row.entry, 1});
 }
 
-void SelfTime::sweep(const Lane& lane, int32_t column, bool alone) {
-  struct Open {
-    const Row* row;
-    int64_t end;
-  };
-  std::vector<Open> stack;
+void RankPass::sweep(const Lane& lane, ColumnCells& mine, bool alone) {
+  std::vector<Open>& stack = open_;
   int64_t now = 0;
   const auto close = [&](int64_t at) {
-    emit(*stack.back().row, now, at, column, alone);
+    emit(*stack.back().row, now, at, mine, alone);
     now = std::max(now, at);
     stack.pop_back();
   };
@@ -221,37 +227,35 @@ void SelfTime::sweep(const Lane& lane, int32_t column, bool alone) {
     while (!stack.empty() && stack.back().end <= row.start) close(stack.back().end);
     while (!stack.empty() && stack.back().end < row.end)
       close(row.start);  // not nested: the later one is the inner one
-    if (!stack.empty()) emit(*stack.back().row, now, row.start, column, alone);
+    if (!stack.empty()) emit(*stack.back().row, now, row.start, mine, alone);
     now = row.start;
     stack.push_back({&row, row.end});
   }
   while (!stack.empty()) close(stack.back().end);
 }
 
-void SelfTime::end_rank(int64_t which) {
-  const int32_t column = int32_t(which);
-  ColumnCells& mine = columns[column];
+void RankPass::end_rank(ColumnCells& mine) {
   timed_.assign(steps.size(), 0);
   for (const Row& row : rows_)
     if (row.kind < kComputeKinds && !row.on_host) timed_[row.step] = 1;
   mine.parts = parts.size();
   mine.of.assign(steps.size(), PerCell());
   mine.shares.assign(steps.size() * parts.size(), Share());
+  mine.pieces.clear();
   for (const Row& row : rows_) {
     PerCell& c = mine.of[row.step];
     c.first = std::min(c.first, row.start);
     c.last = std::max(c.last, row.end);
-    if (row.entry >= 0)
-      entries[row.entry].column = column;
-    else if (!only_issues(row))
-      mine.shares[size_t(row.step) * parts.size() + size_t(row.part)].count++;
+    if (row.entry < 0 && !only_issues(row)) mine.shares[size_t(row.step) * parts.size() + size_t(row.part)].count++;
   }
   order_rows();
   for (size_t l = 0; l < lanes_.size(); l++) {
     const bool alone = (l == 0 || lanes_[l - 1].step != lanes_[l].step) &&
                        (l + 1 == lanes_.size() || lanes_[l + 1].step != lanes_[l].step);
-    sweep(lanes_[l], column, alone);
+    sweep(lanes_[l], mine, alone);
   }
+  mine.entries = kept(store_, entries_);
+  entries_.clear();
   rows_.clear();
   lanes_.clear();
   std::fill(step_lane_.begin(), step_lane_.end(), -1);

@@ -176,16 +176,18 @@ class SelfTime:
     Self time and arrivals of some steps of all ranks. See mappnb.analysis.work.
     """
 
-    def __init__(self, ranks: int) -> None: ...
+    def __init__(self, ranks: int, passes: int = 1) -> None: ...
 
     def begin(self, first_step: int, last_step: int) -> None:
         """Forget all rows; count these steps."""
 
-    def add(self, rank: int, offset: int, start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], duration: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], step: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], site: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], stage: Annotated[NDArray[numpy.int16], dict(shape=(None,), order='C', device='cpu', writable=False)], group: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seq: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], peer: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], thread: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], flags: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], kind: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)], op: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-        """Take rows of a rank; those of other steps are left out."""
+    def add(self, which: int, rank: int, offset: int, start: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], duration: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], step: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], site: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], stage: Annotated[NDArray[numpy.int16], dict(shape=(None,), order='C', device='cpu', writable=False)], group: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], seq: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], bytes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], peer: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], thread: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], stream: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], flags: Annotated[NDArray[numpy.uint16], dict(shape=(None,), order='C', device='cpu', writable=False)], kind: Annotated[NDArray[numpy.int8], dict(shape=(None,), order='C', device='cpu', writable=False)], op: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Take rows of a rank in a pass; those of other steps are left out. Threads may use different passes at once.
+        """
 
-    def end_rank(self, column: int) -> None:
-        """Work out the rows taken since the last rank ended."""
+    def end_rank(self, which: int, column: int) -> None:
+        """Work out the rows that a pass took since the last rank ended in it."""
 
     def suspects(self) -> list[int]:
         """Entries of channels whose numbers do not hold."""
@@ -255,6 +257,18 @@ class TraceReader:
     @property
     def state(self) -> str:
         """Where in the document the reader is."""
+
+class SegmentColumns:
+    """
+    Decodes columns of whole numbers of closed segments. See mappnb.analysis._work_rows.
+    """
+
+    def __init__(self) -> None: ...
+
+    def read(self, path: str, row_groups: Sequence[int], names: Sequence[str], out: Sequence[Annotated[NDArray, dict(shape=(None,), order='C', device='cpu')]]) -> None:
+        """
+        Fill one array per column with the rows of some row groups; what it cannot read, it refuses (RuntimeError).
+        """
 
 def tensor_stats(values: Annotated[NDArray, dict(shape=(None, None), device='cpu', writable=False)], fields: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], histogram: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], bfloat16: bool = False) -> None:
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Sites:
 
     kind: Array
     op: Array
+    _known: dict[bytes, Sites] = field(default_factory=dict)
 
     @classmethod
     def of(cls, category: Array, op: Array, name: Array, phase: Array) -> Sites:
@@ -54,9 +55,12 @@ class Sites:
         )
 
     def at(self, lookup: Array) -> Sites:
-        """Return those of one segment, whose site ids ``lookup`` maps to numbers of these."""
-        lookup = np.append(lookup, -1)
-        return Sites(self.kind[lookup], self.op[lookup])
+        """Return those of one segment, whose site ids ``lookup`` maps to numbers of these; most segments have the same ids."""
+        key = lookup.tobytes()
+        if (known := self._known.get(key)) is None:
+            lookup = np.append(lookup, -1)
+            known = self._known[key] = Sites(self.kind[lookup], self.op[lookup])
+        return known
 
 
 class Block:
@@ -66,24 +70,26 @@ class Block:
     ----------
     ranks : int array
         Global ranks of the columns, rising.
+    passes : int
+        How many threads may add rows at once: each in a pass of its own, each rank in one of them.
     """
 
-    def __init__(self, ranks: Array) -> None:
+    def __init__(self, ranks: Array, passes: int = 1) -> None:
         self.ranks = ranks
-        self._native = _core.SelfTime(len(ranks))
+        self._native = _core.SelfTime(len(ranks), passes)
 
     def begin(self, first: int, last: int) -> None:
         """Forget all rows; the steps from ``first`` to ``last`` count, both included."""
         self._native.begin(max(first, 0), min(last, 2**31 - 1))
 
-    def add(self, column: int, rows: Mapping[str, Array], sites: Sites, *, offset: int = 0) -> None:
+    def add(self, column: int, rows: Mapping[str, Array], sites: Sites, *, offset: int = 0, which: int = 0) -> None:
         """Take rows of the rank of a column; ``offset`` (ns) is added to their starts. Columns may hold one value for all rows."""
         columns: tuple[Any, ...] = tuple(rows[c] for c in COLUMNS)
-        self._native.add(int(self.ranks[column]), offset, *columns, sites.kind, sites.op)  # type: ignore[call-arg]
+        self._native.add(which, int(self.ranks[column]), offset, *columns, sites.kind, sites.op)  # type: ignore[call-arg]
 
-    def end_rank(self, column: int) -> None:
-        """Tell that the rank's rows are all there."""
-        self._native.end_rank(column)
+    def end_rank(self, column: int, which: int = 0) -> None:
+        """Tell that the rank's rows are all there, those of its pass."""
+        self._native.end_rank(which, column)
 
     def table(self) -> Table:
         """Return the table; all ranks have ended."""

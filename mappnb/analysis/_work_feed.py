@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -14,20 +17,22 @@ import pandas as pd
 import xarray as xr
 
 from mappnb.analysis._work_block import COLUMNS, Block, Sites
+from mappnb.analysis._work_rows import Decoder, Rows
 from mappnb.analysis._work_table import Table
 from mappnb.clockmodel import ClockModel
 from mappnb.run import Run
-from mappnb.segments import decode_closed, missing_value
 from mappnb.tables import TableReader
 
 __all__ = ["dataset_tables", "run_tables"]
 
 Array = np.ndarray[Any, Any]
-Rows = dict[str, Array]
+Pieces = tuple[Any, list[int]]
+"""A part, and row groups of it."""
 
-BLOCK_ROWS = 8 * 2**20
-"""Rows of a block over all ranks. Measured at 1,024 ranks: four row groups of a rank at a time, below 1 GB."""
-_READERS, _AHEAD = 2, 8
+BLOCK_ROWS = 3 * 2**20
+"""Rows of a block over all ranks. Measured at 1,024 ranks: larger ones take 5 % less CPU time and much more memory."""
+_PASSES = max(1, min(4, os.cpu_count() or 1))
+"""Threads that work out ranks at once: what they share are Python's lock, for a few calls a rank, and the memory's speed."""
 _END = 2**31 - 1
 
 
@@ -71,12 +76,12 @@ class _Source:
             upto = end if total[end - self.next - 1] <= 2 * rows else upto
         return int(self.below[upto]) - 1
 
-    def take(self, last: int) -> list[tuple[Any, list[int]]]:
+    def take(self, last: int) -> list[Pieces]:
         """Return the row groups to decode for the steps up to ``last``, by part."""
         first = self.next
         while self.below[self.next] <= last:
             self.next += 1
-        out: list[tuple[Any, list[int]]] = []
+        out: list[Pieces] = []
         for i in range(first, self.next):
             part = self.parts[self.part[i]]
             if out and out[-1][0] is part:
@@ -133,85 +138,76 @@ def run_tables(run: Run, steps: tuple[int, int] | None) -> Iterator[Table]:
 
 
 def _blocks(reader: TableReader, clock: ClockModel, sources: list[_Source], low: int, high: int) -> Iterator[Table]:
+    """Yield one table after the other; while one is summed up, the rows of the next are read already."""
     category, op, name, phase = (reader.sites.values(n)[:-1] for n in ("category", "op", "name", "phase"))
     sites = Sites.of(category, op, name, phase)
-    share = max(1, BLOCK_ROWS // max(1, len(sources)))
     for s in sources:  # what lies before the steps wanted
         while s.next < len(s.high) and s.high[s.next] < low:
             s.next += 1
-    first, block = low, Block(np.array([s.key[1] for s in sources]))
-    with ThreadPoolExecutor(_READERS) as pool:
+    ranks, passes = np.array([s.key[1] for s in sources]), min(_PASSES, len(sources))
+    decoders = [Decoder(reader, clock) for _ in range(passes)]
+    first, done, free = low, None, [Block(ranks, passes) for _ in range(2)]
+    with ThreadPoolExecutor(passes) as pool:
         while first <= high and any(s.held or s.below[s.next] <= high for s in sources):
-            least = min([int(s.below[s.next]) for s in sources] + [first] * any(bool(s.held) for s in sources))
-            last = min(max(min(s.reach(share) for s in sources), least, first), high)
+            last, block = _last_step(sources, first, high), free.pop()
             block.begin(first, last)
-            for column, pieces in enumerate(_ahead(pool, reader, [s.take(last) for s in sources])):
-                fresh = [(*_rows(reader, p, g, t, clock), sites.at(p.lookup)) for p, g, t in pieces]
-                _feed(block, column, sources[column], fresh, last)
-            yield block.table()
-            first = last + 1
+            left: SimpleQueue[tuple[int, list[Pieces]]] = SimpleQueue()
+            for column, s in enumerate(sources):
+                left.put((column, s.take(last)))
+            work = [pool.submit(_pass, block, i, d, sources, sites, left, last) for i, d in enumerate(decoders)]
+            if done is not None:
+                yield done.table()
+                free.append(done)
+            for one in work:
+                one.result()
+            _tell(reader, decoders)
+            first, done = last + 1, block
+        if done is not None:
+            yield done.table()
 
 
-def _ahead(
-    pool: ThreadPoolExecutor, reader: TableReader, wanted: list[list[tuple[Any, list[int]]]]
-) -> Iterator[list[tuple[Any, list[int], Any]]]:
-    """Yield each rank's row groups decoded, a few ranks ahead of the one that is worked on."""
-    pending: deque[Any] = deque()
-    for pieces in wanted:
-        pending.append(pool.submit(lambda some: [(p, g, _decoded(reader, p, g)) for p, g in some], pieces))
-        if len(pending) > _AHEAD:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
+def _last_step(sources: list[_Source], first: int, high: int) -> int:
+    """Return the last step of the block that begins with ``first``."""
+    share = max(1, BLOCK_ROWS // max(1, len(sources)))
+    least = min([int(s.below[s.next]) for s in sources] + [first] * any(bool(s.held) for s in sources))
+    return min(max(min(s.reach(share) for s in sources), least, first), high)
 
 
-def _feed(block: Block, column: int, source: _Source, fresh: list[tuple[Rows, int, Sites]], last: int) -> None:
+def _pass(
+    block: Block,
+    which: int,
+    decoder: Decoder,
+    sources: list[_Source],
+    sites: Sites,
+    left: SimpleQueue[tuple[int, list[Pieces]]],
+    last: int,
+) -> None:
+    """Work out one rank after the other, as long as there are any left."""
+    with suppress(Empty):
+        while True:
+            column, wanted = left.get_nowait()
+            fresh = ((*decoder.rows(p, g), sites.at(p.lookup)) for p, g in wanted)
+            _feed(block, which, column, sources[column], fresh, last)
+            block.end_rank(column, which)
+
+
+def _feed(
+    block: Block, which: int, column: int, source: _Source, fresh: Iterable[tuple[Rows, int, Sites]], last: int
+) -> None:
     """Give a block the rows of a rank, and keep those of later steps."""
     held, source.held = source.held, []
-    for rows, offset, sites in (*held, *fresh):
-        block.add(column, rows, sites, offset=offset)
+    for rows, offset, own in chain(held, fresh):
+        block.add(column, rows, own, offset=offset, which=which)
         late = rows["step"] > last
         if late.any():
             at = int(late.argmax()) if len(late) > 1 else 0
-            source.held.append(({k: v[at:].copy() if len(v) > 1 else v for k, v in rows.items()}, offset, sites))
-    block.end_rank(column)
+            source.held.append(({k: v[at:].copy() if len(v) > 1 else v for k, v in rows.items()}, offset, own))
 
 
-def _decoded(reader: TableReader, part: Any, groups: list[int]) -> Any:
-    """Decode row groups of a closed part; what goes wrong is returned, to be told in the calling thread."""
-    if part.index is None:
-        return None
-    try:
-        return decode_closed(part.index.file or reader.store.open(part.segment), part.index, COLUMNS, groups)
-    except Exception as err:  # noqa: BLE001 (whatever a corrupt file makes pyarrow raise)
-        return err
-
-
-def _rows(reader: TableReader, part: Any, groups: list[int], table: Any, clock: ClockModel) -> tuple[Rows, int]:
-    """Return the columns of decoded row groups, constant ones as one value, and what to add to starts for the run clock, ns."""
-    spec = reader.spec
-    if isinstance(table, Exception):
-        reader._problem(part.segment, table)
-        warnings.warn(f"{part.segment.path}: {table}; its rows are left out", stacklevel=2)
-        return {c: np.empty(0, spec.numpy_dtype(c)) for c in COLUMNS}, 0
-    if part.index is None:
-        out = {c: part.columns[c] for c in COLUMNS}
-    else:
-        constant = part.index.meta.get("constant", {})
-        rows = int(part.index.row_groups[groups, 4].sum())
-        out = {}
-        for name in COLUMNS:
-            dtype = spec.numpy_dtype(name)
-            if table is not None and name in part.index.stored:
-                column = table.column(name)
-                whole = column.chunk(0) if column.num_chunks == 1 else column
-                out[name] = np.asarray(whole.to_numpy(zero_copy_only=False), dtype)
-            else:  # starts tell how many rows there are
-                out[name] = np.full(
-                    rows if name == "start_ns" else 1, constant.get(name, missing_value(spec, name)), dtype
-                )
-    if part.key not in clock.pieces:
-        return out, clock.offset(part.key)
-    own = out["start_ns"]
-    end, start = own + out["duration_ns"], own + clock.shift(part.key, own)
-    return {**out, "start_ns": start, "duration_ns": np.maximum(end + clock.shift(part.key, end) - start, 0)}, 0
+def _tell(reader: TableReader, decoders: list[Decoder]) -> None:
+    """Report what could not be read."""
+    for part, err in chain.from_iterable(d.problems for d in decoders):
+        reader._problem(part.segment, err)
+        warnings.warn(f"{part.segment.path}: {err}; its rows are left out", stacklevel=3)
+    for d in decoders:
+        d.problems.clear()

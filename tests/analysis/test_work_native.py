@@ -124,12 +124,14 @@ def test_what_is_out_of_place_is_refused():
     native = _core.SelfTime(2)
     native.begin(0, 10)
     with pytest.raises(ValueError, match="column: outside the ranks"):
-        native.end_rank(2)
+        native.end_rank(0, 2)
+    with pytest.raises(ValueError, match="which: no such pass"):
+        native.end_rank(1, 0)
     with pytest.raises(ValueError, match="out: shape"):
         native.read_cells(np.zeros((8, 3, 3), np.int64))
     columns = [np.zeros(3, d) for d in ("i8", "i8", "i4", "i4", "i2", "i8", "i8", "i8", "i4", "i4", "i4", "u2")]
     with pytest.raises(ValueError, match="kind: no such kind"):
-        native.add(0, 0, *columns, np.array([99], np.int8), np.zeros(1, np.int32))
+        native.add(0, 0, 0, *columns, np.array([99], np.int8), np.zeros(1, np.int32))
     columns[5] = np.zeros(2, np.int64)
     with pytest.raises(ValueError, match="group: as many values as rows, or one"):
-        native.add(0, 0, *columns, np.zeros(1, np.int8), np.zeros(1, np.int32))
+        native.add(0, 0, 0, *columns, np.zeros(1, np.int8), np.zeros(1, np.int32))
