@@ -34,7 +34,7 @@ def encode(weights: Array) -> Array:
 
     Notes
     -----
-    The error is at most 0.002 + 4e-6, and at most 4 % of a weight of 0.01; what is below 4e-6 becomes 0.
+    The error is at most ``0.00394 sqrt(w) + 4e-6``: 0.004 of a weight of 1, 0.0004 of one of 0.01; what is below 3.9e-6 becomes 0.
     """
     with np.errstate(invalid="ignore"):
         codes = np.rint(_TOP * np.sqrt(np.clip(weights, 0.0, 1.0)))

@@ -21,6 +21,10 @@ __all__ = ["MOST_BYTES", "page"]
 
 MOST_BYTES = 2_000_000
 """Of a page."""
+MOST_CELLS = 1024
+"""Of a head, along an axis."""
+FEW = 4
+"""Heads on which it is tried how many cells there is room for."""
 _PARTS = ("static_answers.js", "attention_static.js")
 
 
@@ -35,8 +39,8 @@ def page(view: Attention) -> str:
     first = [where.sample] + ([where.compare] if where.compare not in (None, where.sample) else [])
     held: dict[int, dict[str, Any]] = {}
     for i, sample in enumerate(first):
-        held[sample] = _fitted(view, sample, room // (len(first) - i))  # type: ignore[index,arg-type]
-        room -= held[sample]["bytes"]  # type: ignore[index]
+        held[sample] = _fitted(view, sample, room // (len(first) - i))
+        room -= held[sample]["bytes"]
     for sample in [*frames(view._source.samples, where.sample), *range(len(view._source.samples))]:
         if sample not in held and room > 0:
             made = _sample(view, sample, len(view._source.tokens(sample)), most_bytes=room)
@@ -54,34 +58,48 @@ def _html(view: Attention, data: dict[str, Any]) -> str:
 
 
 def _fitted(view: Attention, sample: int, most_bytes: int) -> dict[str, Any]:
-    """Return a sample in as many cells as there is room for."""
-    cells = len(view._source.tokens(sample))
+    """Return a sample in as many cells as there is room for; how well they pack is tried on a few heads."""
+    num = len(view._source.tokens(sample))
+    heads = _heads(view)
+    few = heads[:: max(1, len(heads) // FEW)][:FEW]
+    cells = min(num, MOST_CELLS)
+    while cells > 4 and len(_packed(view, sample, cells, few)[0]) * len(heads) / len(few) > most_bytes:
+        cells = max(4, int(cells * 0.8))
     while True:
         made = _sample(view, sample, cells, most_bytes=most_bytes if cells > 4 else None)
         if made is not None:
             return made
-        cells = max(4, int(cells * 0.8))
+        cells = max(4, int(cells * 0.95))
+
+
+def _heads(view: Attention) -> list[tuple[int, int]]:
+    return [(layer, head) for layer in view._source.layers for head in view._source.heads]
+
+
+def _packed(view: Attention, sample: int, cells: int, heads: list[tuple[int, int]]) -> tuple[str, int, bool]:
+    """Return heads in cells as base64 of deflated bytes, the cells along an axis, and whether only the lower triangle is kept."""
+    drawn = (columns(view._source, sample, a, h, pool=view._where.pool, most=cells).codes for a, h in heads)
+    codes = np.stack(list(drawn))
+    lower = bool((np.triu(codes, 1) == 0).all())
+    kept = codes[:, *np.tril_indices(codes.shape[1])] if lower else codes
+    return base64.b64encode(zlib.compress(kept.tobytes(), 9)).decode("ascii"), int(codes.shape[1]), lower
 
 
 def _sample(view: Attention, sample: int, cells: int, *, most_bytes: int | None) -> dict[str, Any] | None:
     """Return every head of a sample in cells, or None if that is more than ``most_bytes``."""
-    source, pool = view._source, view._where.pool
-    num = len(source.tokens(sample))
-    heads = [(layer, head) for layer in source.layers for head in source.heads]
+    source = view._source
+    num, heads = len(source.tokens(sample)), _heads(view)
     if most_bytes is not None and len(heads) * cells * cells > 16 * most_bytes:
         return None  # it would not fit, however well it packs
-    codes = np.stack([columns(source, sample, a, h, pool=pool, most=cells).codes for a, h in heads])
-    lower = bool((np.triu(codes, 1) == 0).all())
-    kept = codes[:, *np.tril_indices(codes.shape[1])] if lower else codes
-    packed = base64.b64encode(zlib.compress(kept.tobytes(), 9)).decode("ascii")
+    packed, side, lower = _packed(view, sample, cells, heads)
     scores = told.scores_told(source.scores(sample))
     scored, _ = with_arrays(scores.content, scores.arrays, binary=False)
     size = len(packed) + 14 * num + 6 * len(heads) * len(scores.arrays) + 500
     if most_bytes is not None and size > most_bytes:
         return None
     return {
-        "codes": packed, "cells": int(codes.shape[1]), "num": num, "lower": lower, "bytes": size, "pool": pool,
-        "thumb": thumb_size(num, len(source.layers), len(source.heads)), "scores": scored,
+        "codes": packed, "cells": side, "num": num, "lower": lower, "bytes": size, "scores": scored,
+        "thumb": thumb_size(num, len(source.layers), len(source.heads)),
     }  # fmt: skip
 
 

@@ -103,6 +103,8 @@ class Cache:
 
     def put(self, key: Any, value: Any, size: int) -> Any:
         """Keep a value, let older ones go; returns it."""
+        if key in self._held:
+            self._bytes -= self._held.pop(key)[1]
         if size <= self.most_bytes:
             self._held[key] = value, size
             self._bytes += size

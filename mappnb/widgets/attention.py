@@ -108,7 +108,8 @@ class Attention(View):
     ) -> None:
         self._source: Source = source_of(source, tokens)
         self._caller = "run.attention" if isinstance(source, Run) else "mappnb.widgets.Attention"
-        self._held = isinstance(source, Run)
+        self._given = [] if isinstance(source, Run) else ["activations"]
+        self._last = [] if tokens is None else ["tokens=tokens"]
         at = sample_at(self._source.samples, sample, step)
         other = None if compare is None and compare_step is None else self._other(at, compare, compare_step)
         where = Where(at, other, layer, head, query, scale, pool, mode, order, threshold, fit, window)
@@ -200,7 +201,7 @@ class Attention(View):
         """The Python line that makes this view again, as it is now."""
         said = [f"{k}={v!r}" for k, v in self._where.told().items() if v != getattr(Where(), k) and k != "window"]
         said += [f"window={self._where.window!r}"] if self._where.window else []
-        return f"{self._caller}({', '.join([*([] if self._held else ['activations']), *said])})"
+        return f"{self._caller}({', '.join([*self._given, *said, *self._last])})"
 
     def describe(self) -> str:
         """Return the view in one stable line."""
@@ -328,11 +329,11 @@ class Attention(View):
     def on_row(self, content: dict[str, Any]) -> Answer:
         """Answer with the exact weights of one token, in both samples if there are two."""
         at, axis = whole(content, "at", 0, 2**31), text(content, "axis", most=10)
-        samples = [self._sample(content), self._compare(content)]
-        found = {}
-        for name, sample in zip(("row", "other"), samples, strict=True):
-            if sample is not None and at < len(self._source.tokens(sample)):
-                found[name] = row(self._source, sample, *self._head(content), at, axis=axis).astype(np.float32)
+        layer, head = self._head(content)
+        found = {"row": row(self._source, self._sample(content), layer, head, at, axis=axis)}
+        other = self._compare(content)
+        if other is not None and at < len(self._source.tokens(other)):
+            found["other"] = row(self._source, other, layer, head, at, axis=axis)
         return Answer({}, found)
 
     def on_scores(self, content: dict[str, Any]) -> Answer:
