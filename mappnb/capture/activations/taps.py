@@ -78,22 +78,34 @@ def find_taps(
             found += [replace(tap, chunk=number) for tap in taps_megatron.taps_of(core, told)]
         else:
             found += [replace(tap, chunk=number) for tap in taps_torch.taps_of(chunk, told, names=names)]
-    chosen = _choose(found, asked, None if layers is None else set(layers))
+    chosen = _choose(found, asked, None if layers is None else set(layers), told)
     if missing is not None:
         missing += [line for line in dict.fromkeys(told) if any(line.split(":")[0].endswith(w.point) for w in asked)]
     return chosen
 
 
-def _choose(found: Sequence[Tap], asked: Sequence[PointName], layers: set[int] | None) -> list[Tap]:
+def _choose(found: Sequence[Tap], asked: Sequence[PointName], layers: set[int] | None, told: list[str]) -> list[Tap]:
     """Taps of the points asked for: each once, with gradient taps where the point passes a module."""
     chosen: list[Tap] = []
     for tap in found:
         for grad in (False, True):
             here = [w for w in asked if w.point == tap.point and w.grad == grad]
-            if not any(_has_layer(tap, w, layers) for w in here) or (grad and tap.compute is not None):
+            if not any(_has_layer(tap, w, layers) for w in here):
+                continue
+            if grad and (why := _no_gradient(tap)):
+                told.append(f"{tap.name}: {why}")
                 continue
             chosen.append(replace(tap, grad=True) if grad else tap)
     return chosen
+
+
+def _no_gradient(tap: Tap) -> str:
+    """Say why the gradient of a tap cannot be captured, ``""`` if it can."""
+    if tap.compute is not None:
+        return "no gradient: this model computes the point inside another module"
+    if tap.shard.replicated and "kv_head" in tap.shard.dims:
+        return "no gradient: with fewer key-value groups than tensor-parallel ranks each rank has a part of its sum"
+    return ""
 
 
 def _has_layer(tap: Tap, wanted: PointName, layers: set[int] | None) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mappnb.activation_points import WEIGHTS, point_names
-from mappnb.capture._megatron_facts import unwrapped
+from mappnb.capture._megatron_facts import _call, unwrapped
+from mappnb.capture._patches import loaded
 from mappnb.capture.activations.shard import Shard, Split
 from mappnb.capture.activations.taps_megatron import Place, is_megatron, layers_of, place_of
 from mappnb.errors import CaptureError, MappnbError
@@ -104,6 +105,14 @@ def _add(found: Found, name: str, layer: int, tensor: Any, place: Place, *, spli
         tuple(tensor.shape),
         split=parts,
         replicated=shared,
-        writes=not shared or place.tp_rank == 0,
+        writes=(not shared or place.tp_rank == 0) and _is_first_replica(),
     )
     found[f"layers.{layer}.{name}" if layer >= 0 else name] = (tensor, shard, layer)
+
+
+def _is_first_replica() -> bool:
+    """Whether this rank is the first of those that hold the same parameters: over data and context parallelism."""
+    state = loaded("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return True
+    return not any(_call(state, f"get_{axis}_parallel_rank", 0) for axis in ("data", "context"))
