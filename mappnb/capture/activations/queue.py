@@ -34,12 +34,15 @@ class ByteQueue:
         Waiting now, until :meth:`release`.
     waited_s : float
         Time that the training thread has waited.
+    closed_s : float
+        When it was closed, ``time.monotonic()``.
     """
 
     def __init__(self, limit_bytes: int, policy: str) -> None:
         self.limit_bytes, self.policy = limit_bytes, policy
         self.used_bytes, self.waited_s = 0, 0.0
         self.thinning = 0
+        self.closed_s = 0.0
         self._items: deque[tuple[Any, int]] = deque()
         self._released = 0
         self._unseen = 0  # bytes put since the writer was last woken
@@ -126,6 +129,8 @@ class ByteQueue:
     def close(self, *, discard: bool = False) -> None:
         """Take no more items; those that wait can still be got, unless they are discarded."""
         with self._changed:
+            if not self._closed:
+                self.closed_s = time.monotonic()
             self._closed = True
             if discard:
                 self._items.clear()

@@ -17,6 +17,7 @@ from mappnb.capture.activations.queue import ByteQueue
 __all__ = ["SinkThread"]
 
 _ROUND_S = 0.5
+_FOLDER_PATIENCE_S = 5.0  # a short program ends before its rank has joined the run
 
 
 class SinkThread:
@@ -102,10 +103,10 @@ class SinkThread:
                 self.files = BlockFiles(
                     Path(folder), self._attrs, join_s=self._join_s, give_back=self._copies.give_back
                 )
-            elif self._queue.closed:
+            elif self._queue.closed and time.monotonic() - self._queue.closed_s > _FOLDER_PATIENCE_S:
                 return None
             else:
-                time.sleep(0.05)
+                time.sleep(0.02)
         return self.files
 
     def _attrs(self, number: int) -> dict[str, Any]:

@@ -523,14 +523,14 @@ def test_a_failing_put_does_not_raise(tmp_path):
     assert len(run.failures) == 1 and "resid_post" in run.failures[0][0] and not run.sink.on
 
 
-def test_a_folder_that_becomes_known_later(tmp_path):
+def test_a_folder_that_becomes_known_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(sink_thread, "_FOLDER_PATIENCE_S", 0.5)
     folder = [None]
     sink = ActivationSink(CapturePlan(Capture("resid_post")), META, lambda: folder[0])
     sink.begin(microbatch())
     sink.put(0, tap(), torch.ones(2, 8, 16))
     sink.end_step(0)
-    time.sleep(0.1)
-    folder[0] = tmp_path / "late"
+    threading.Timer(0.2, lambda: folder.__setitem__(0, tmp_path / "late")).start()
     assert sink.close() and len(list((tmp_path / "late").glob("block-*.zip"))) == 1
     nowhere = ActivationSink(CapturePlan(Capture("resid_post")), META, lambda: None)
     nowhere.begin(microbatch())
