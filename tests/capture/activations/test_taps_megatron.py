@@ -91,10 +91,13 @@ def test_every_point_of_every_layout_is_that_of_a_single_process(layout, single)
     s = settings(**options)
     alone = single(**as_single(options))
     ranks = run_ranks(captured, s.tp * s.pp * s.cp, s.to_json(), ALL, timeout_s=240)
-    names = compare(
-        ranks, alone, rtol=2e-5, grad_scale=s.cp
-    )  # megatron-core scales the loss: it averages over these ranks
-    assert all(rank["missing"] == [] or layout.endswith("ranks") for rank in ranks)
+    partial = {f"layers.{n}.{p}" for n in range(4) for p in ("k", "k_rot", "v")} if 0 < s.kv_heads < s.tp else set()
+    found = {
+        n: i for n, i in alone["found"].items() if not (n.endswith(".grad") and n.removesuffix(".grad") in partial)
+    }
+    # gradients: megatron-core scales the loss by cp, since it averages gradients over these ranks
+    names = compare(ranks, {**alone, "found": found}, rtol=2e-5, grad_scale=s.cp)
+    assert all({line.split(":")[0] for line in rank["missing"]} == partial for rank in ranks)
     gone = {"router_prob", *(("mlp_pre",) if s.gated_mlp else ("mlp_gate", "mlp_up"))}
     assert {n.removesuffix(".grad").rpartition(".")[2] for n in names} >= set(POINTS) - gone
     gone |= {"k", "k_rot", "v"} if partial else set()
