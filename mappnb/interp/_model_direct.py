@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.errors import InterpError
-from mappnb.interp._model_taps import Record
+from mappnb.interp._model_taps import Record, split_of
 from mappnb.interp.model import Model
 
 __all__ = ["Direct", "direct_path", "frozen_direction"]
@@ -121,10 +121,8 @@ def _projected(model: Model, direction: np.ndarray, constant: float) -> Direct:
     none = np.zeros(0, np.int64)
     found = []
     for name, tensor, shard, layer in model.local_tensors(["w_o", "b_o", "w_out"]):
-        if shard.writes:
-            part = tensor.double() @ torch.as_tensor(direction, device=tensor.device)
-            split = {dim: (s.start, s.stop, s.total) for dim, s in shard.split.items()}
-            found.append(Record(name, layer, none, none, split, part.cpu().numpy()))
+        part = tensor.double() @ torch.as_tensor(direction, device=tensor.device)
+        found.append(Record(name, layer, none, none, split_of(shard), part.cpu().numpy()))
     records = model.gather(found)
     heads = _whole([r for r in records if r.point == "w_o"], "head", model.num_layers)
     if heads is None:

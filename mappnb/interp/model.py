@@ -277,12 +277,11 @@ class Model:
         return weights_of_records(records, [name for name in wanted if name in there])
 
     def local_weights(self, names: Sequence[str]) -> list[Record]:
-        """Return this rank's parts of weights, those of which it is the one to tell."""
+        """Return this rank's parts of weights; parts that other ranks hold too are not left out."""
         none = np.zeros(0, np.int64)
         return [
             Record(name, layer, none, none, split_of(shard), _array(tensor))
             for name, tensor, shard, layer in self.local_tensors(names)
-            if shard.writes
         ]
 
     def local_tensors(self, names: Sequence[str]) -> list[tuple[str, Any, Any, int]]:
