@@ -1,4 +1,4 @@
-# Signatures of the plain C functions in recorder_py.cpp and module_hooks_py.cpp, which nanobind's stubgen cannot know.
+# Signatures of the plain C functions in recorder_py.cpp and module_hooks_py.cpp, which nanobind's stubgen cannot know, and of functions that take arrays of any numbers.
 _core.Recorder.begin:
     def begin(self, site: int, /) -> int:
         """Open a span of ``site`` in this thread; returns its token."""
@@ -47,3 +47,9 @@ _core.Boundary.__call__:
 
 _core.Boundary.__torch_unserializable__:
     __torch_unserializable__: bool = True
+
+_core.SegmentColumns.read:
+    def read(self, path: str, row_groups: Sequence[int], names: Sequence[str], out: Sequence[NDArray[numpy.generic]]) -> None:
+        """
+        Fill one array per column with the rows of some row groups; what it cannot read, it refuses (RuntimeError).
+        """

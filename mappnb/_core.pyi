@@ -265,7 +265,7 @@ class SegmentColumns:
 
     def __init__(self) -> None: ...
 
-    def read(self, path: str, row_groups: Sequence[int], names: Sequence[str], out: Sequence[Annotated[NDArray, dict(shape=(None,), order='C', device='cpu')]]) -> None:
+    def read(self, path: str, row_groups: Sequence[int], names: Sequence[str], out: Sequence[NDArray[numpy.generic]]) -> None:
         """
         Fill one array per column with the rows of some row groups; what it cannot read, it refuses (RuntimeError).
         """
