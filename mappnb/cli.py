@@ -10,6 +10,10 @@ from mappnb.errors import MappnbError
 
 __all__ = ["main"]
 
+ACTIVATIONS_HELP = (
+    "capture activations too: default, residual, attention, or a .json file with a plan (default: nothing)"
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0 fine, 1 something is wrong with the run, 2 wrong usage."""
@@ -43,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     execute.add_argument("--run-dir", help="folder of the run; also $MAPPNB_RUN_DIR (default: mappnb-run-<date>)")
     execute.add_argument("--plan", default="default", help="base or default")
+    execute.add_argument("--activations", metavar="PLAN", help=ACTIVATIONS_HELP)
     execute.add_argument("--resume", action="store_true", help="add an incarnation to a run that another job wrote")
     execute.add_argument(
         "program", nargs=argparse.REMAINDER, help="-- python train.py ..., or -- torchrun ... train.py"
@@ -123,6 +128,7 @@ def _demo_options(demo: argparse.ArgumentParser) -> None:
         "--slow-link", default="", metavar="SRC,DST,MS", help="delay of every transfer from SRC to DST, in ms"
     )
     demo.add_argument("--plan", default="default", help="base or default")
+    demo.add_argument("--activations", metavar="PLAN", help=ACTIVATIONS_HELP)
     demo.add_argument("--run-dir", default="demo-run", help="folder of the run (default demo-run)")
     demo.add_argument("--replace", action="store_true", help="remove an earlier demo run in that folder first")
 
@@ -157,7 +163,7 @@ def _exec(args: argparse.Namespace) -> int:
     from mappnb.capture.execute import execute
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    return execute(program, run_dir=args.run_dir, plan=args.plan, resume=args.resume)
+    return execute(program, run_dir=args.run_dir, plan=args.plan, activations=args.activations, resume=args.resume)
 
 
 def _import(args: argparse.Namespace) -> int:

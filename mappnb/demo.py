@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from mappnb.capture.activations.plan import parse_activations
 from mappnb.errors import DependencyError, LayoutError, RunExistsError
 from mappnb.report import add_findings, next_steps, summary, verdict_lines, write_report
 from mappnb.run import Run, attach
@@ -70,6 +71,7 @@ def _settings(args: argparse.Namespace, world_size: int, run_dir: str) -> TrainS
     for name in ("tp", "pp", "dp", "vpp", "steps"):
         if getattr(args, name) < 1:
             raise LayoutError(f"mappnb demo: --{name} is {getattr(args, name)}; expected at least 1")
+    inside = parse_activations(args.activations)
     per_replica = max(4, 2 * args.pp)  # microbatches: enough that the pipeline fills
     return TrainSettings(
         tp=args.tp,
@@ -86,7 +88,10 @@ def _settings(args: argparse.Namespace, world_size: int, run_dir: str) -> TrainS
         slow_link=args.slow_link,
         plan=args.plan,
         run_dir=run_dir,
-        record_options={"peak_flops": cpu_peak_flops() * min(1.0, (os.cpu_count() or 1) / world_size)},
+        record_options={
+            "activations": None if inside is None else {**inside.to_dict(), "vocabulary": "bytes"},
+            "peak_flops": cpu_peak_flops() * min(1.0, (os.cpu_count() or 1) / world_size),
+        },
     )
 
 

@@ -70,6 +70,7 @@ def _begin() -> None:
     session = record(
         os.environ["MAPPNB_RUN_DIR"],
         plan=os.environ.get("MAPPNB_PLAN", "default"),
+        activations=os.environ.get("MAPPNB_ACTIVATIONS"),
         resume=os.environ.get("MAPPNB_EXEC") == "resume",
     )
     session.finder.automatic = True

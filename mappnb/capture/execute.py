@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from mappnb.capture import launchinfo
+from mappnb.capture.activations.plan import CapturePlan, parse_activations
 from mappnb.capture.points import parse_plan
 from mappnb.errors import CaptureError, NotARunError, RunExistsError
 from mappnb.joining import continues
@@ -26,7 +28,7 @@ SITE = Path(__file__).parent / "_site"
 QUIET_S = 60.0
 
 
-def environment(*, run_dir: str, plan: str, resume: bool) -> dict[str, str]:
+def environment(*, run_dir: str, plan: str, resume: bool, activations: CapturePlan | None = None) -> dict[str, str]:
     """Return the environment in which Python processes record by themselves.
 
     A folder with a ``sitecustomize`` module is put first on ``PYTHONPATH``; it starts the recording in training processes (not in
@@ -37,6 +39,9 @@ def environment(*, run_dir: str, plan: str, resume: bool) -> dict[str, str]:
     env["MAPPNB_RUN_DIR"], env["MAPPNB_PLAN"] = os.path.abspath(run_dir), plan
     env["MAPPNB_EXEC"] = "resume" if resume else "new"
     env.pop("MAPPNB_EXEC_OWNER", None)
+    env.pop("MAPPNB_ACTIVATIONS", None)
+    if activations is not None:
+        env["MAPPNB_ACTIVATIONS"] = json.dumps(activations.to_dict())
     return env
 
 
@@ -73,7 +78,14 @@ def check_run_dir(run_dir: str | os.PathLike[str], *, resume: bool) -> None:
         )
 
 
-def execute(program: Sequence[str], *, run_dir: str | None = None, plan: str = "default", resume: bool = False) -> int:
+def execute(
+    program: Sequence[str],
+    *,
+    run_dir: str | None = None,
+    plan: str = "default",
+    activations: str | None = None,
+    resume: bool = False,
+) -> int:
     """Run a program with recording on; returns its exit status.
 
     Parameters
@@ -85,6 +97,8 @@ def execute(program: Sequence[str], *, run_dir: str | None = None, plan: str = "
         same on each.
     plan : str
         What to record.
+    activations : str, optional
+        What to capture inside the model: the name of a plan, or a ``.json`` file with one; default nothing.
     resume : bool
         Add an incarnation to a run that another job wrote.
 
@@ -103,6 +117,7 @@ def execute(program: Sequence[str], *, run_dir: str | None = None, plan: str = "
     if not program:
         raise CaptureError("mappnb exec: no program; write: mappnb exec --run-dir RUN -- python train.py")
     parse_plan(plan)
+    inside = parse_activations(activations)
     found = shutil.which(program[0])
     if found is None:
         raise CaptureError(
@@ -112,7 +127,8 @@ def execute(program: Sequence[str], *, run_dir: str | None = None, plan: str = "
     check_run_dir(folder, resume=resume)
     print(f"mappnb: recording into {os.path.abspath(folder)}", file=sys.stderr)
     try:
-        child = subprocess.Popen([found, *program[1:]], env=environment(run_dir=folder, plan=plan, resume=resume))
+        env = environment(run_dir=folder, plan=plan, resume=resume, activations=inside)
+        child = subprocess.Popen([found, *program[1:]], env=env)
     except OSError as err:
         raise CaptureError(
             f"mappnb exec: {program[0]} cannot be started ({err}); write the interpreter too: mappnb exec -- python train.py"

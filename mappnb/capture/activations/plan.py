@@ -166,7 +166,7 @@ def parse_activations(value: Any) -> CapturePlan | None:
     Parameters
     ----------
     value : None, str, CapturePlan, Capture or mapping
-        None: nothing is captured. A str is the name of a plan, or a plan as JSON.
+        None: nothing is captured. A str is the name of a plan, the path of a ``.json`` file with one, or a plan as JSON.
 
     Raises
     ------
@@ -177,11 +177,13 @@ def parse_activations(value: Any) -> CapturePlan | None:
         return value
     if isinstance(value, Capture):
         return CapturePlan(value)
+    if isinstance(value, str) and value.endswith(".json"):
+        value = _text_of(value)
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             found = json.loads(value)
         except ValueError as err:
-            raise CaptureError(f"activations: a plan as JSON was expected, but {err}") from None
+            raise CaptureError(f"activations: a plan as JSON was expected, but it cannot be read: {err}") from None
         return CapturePlan.from_dict(found)
     if isinstance(value, str):
         return CapturePlan.named(value)
@@ -190,6 +192,14 @@ def parse_activations(value: Any) -> CapturePlan | None:
     raise CaptureError(
         f"activations is {value!r}; expected None, the name of a plan ({', '.join(NAMED)}), a mappnb.CapturePlan or its dict"
     )
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as err:
+        raise CaptureError(f"activations: {path} cannot be read ({err}); expected a capture plan as JSON") from None
 
 
 def _with_names(rules: Iterable[Capture]) -> tuple[Capture, ...]:
