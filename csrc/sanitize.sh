@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds and runs the native stress test and the fuzzing of the trace reader (more files: TRACES="...") plain and under each sanitizer: csrc/sanitize.sh [address|thread|undefined ...]
+# Builds and runs the native stress test and the fuzzing of the trace reader and of segments (files: TRACES="...", SEGMENTS="...") plain and under each sanitizer: csrc/sanitize.sh [address|thread|undefined ...]
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 for sanitizer in ${*:-none address undefined thread}; do
@@ -12,5 +12,6 @@ for sanitizer in ${*:-none address undefined thread}; do
     "$build/recorder_stress" "${SPANS:-20000}"
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 "$build/tensor_stats_stress"
   UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 "$build/trace_fuzz" "${MUTATIONS:-2000}" ${TRACES:-}
+  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 "$build/segment_fuzz" "${MUTATIONS:-2000}" ${SEGMENTS:-}
 done
 echo "sanitizers: all clean"
