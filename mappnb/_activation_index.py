@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -18,10 +18,11 @@ from mappnb.activation_codecs import PARTS, decode, part_name
 from mappnb.errors import FormatVersionError, SchemaError
 from mappnb.store import Segment, Store
 
-__all__ = ["BlockIndex", "BlockSource", "Found", "StoredArray", "newest_of_steps"]
+__all__ = ["BlockIndex", "BlockSource", "Found", "WEIGHTS", "newest_of_steps"]
 
 Array = np.ndarray[Any, Any]
 _READERS = 8
+WEIGHTS = "weights"
 _TEXTS = ("token_id", "position", "mask", "prompt")
 _TABLES = (*_TEXTS, "token_index", "token_index_sp", *SAMPLE_KEY)
 
@@ -48,47 +49,40 @@ class BlockSource:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredArray:
-    """A stored array that is no part of a tensor: statistics, numbers per head, weights."""
-
-    file: BlockFile
-    stream: str
-    name: str
-
-    @property
-    def info(self) -> ArrayInfo:
-        """What is known of it without reading it."""
-        return self.file.streams[self.stream][self.name]
-
-    def values(self) -> Array:
-        """Read it whole."""
-        return self.file.read(self.stream, self.name)
-
-
-@dataclass
 class Found:
     """One stream in one block.
 
     Attributes
     ----------
     part : Part
-        Samples and shards; no shards in streams of statistics and weights.
+        Samples and shards; no shards in streams of statistics.
     stream : str
-    attrs : mapping
-        Of the block.
-    others : mapping of str to StoredArray
-        What is neither table nor point.
+        Its name.
+    file : BlockFile
+        Where it is.
+    others : tuple of str
+        Arrays that are neither tables nor tensors.
     """
 
     part: Part
     stream: str
-    attrs: Mapping[str, Any]
-    others: Mapping[str, StoredArray] = field(default_factory=dict)
+    file: BlockFile
+    others: tuple[str, ...] = ()
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Attributes of the block."""
+        return self.file.attrs
+
+    @property
+    def arrays(self) -> Mapping[str, ArrayInfo]:
+        """What is known of the stream's arrays; the same object in blocks that are alike."""
+        return self.file.streams[self.stream]
 
     @property
     def steps(self) -> list[int]:
         """Steps that it has something of."""
-        return sorted({int(s) for s in self.part.samples[:, 0] if s >= 0})
+        return sorted({s for s in self.part.samples[:, 0].tolist() if s >= 0})
 
 
 class BlockIndex:
@@ -111,6 +105,7 @@ class BlockIndex:
         self.bad: set[str] = set()
         self._found: dict[str, list[Found]] = {}
         self._shared: dict[bytes, Array] = {}
+        self._forms: dict[int, tuple[Mapping[str, ArrayInfo], tuple[str, ...], tuple[str, ...]]] = {}
 
     def look(self, incarnations: Iterable[int]) -> list[Found]:
         """Return every stream of every block, by incarnation, rank and number; files seen before are not read again."""
@@ -143,13 +138,8 @@ class BlockIndex:
         columns = [named[c] if c in named else np.zeros(rows, np.int64) for c in SAMPLE_KEY]
         samples = self._share(np.stack(columns, axis=1).astype(np.int64))
         slots = self._slots(file, stream, "token_index")
-        parts_of = {
-            part_name(n, p) for n, i in arrays.items() for p in PARTS.get(str(i.attrs.get("mode", "")), ()) if p
-        }
-        own = {n: i for n, i in arrays.items() if n not in _TABLES and n not in parts_of}
-        shards = {
-            n: _shard(file, stream, n, i) for n, i in own.items() if i.dims[:1] == ("sample",) and "token" in i.dims
-        }
+        points, others = self._form(arrays, stream)
+        shards = {n: _shard(file, stream, n, arrays[n]) for n in points}
         part = Part(
             segment.path,
             segment.incarnation,
@@ -160,8 +150,19 @@ class BlockIndex:
             shards,
             {n: partial(_table, file, stream, n) for n in _TEXTS if n in arrays},
         )
-        others = {n: StoredArray(file, stream, n) for n in own if n not in shards}
-        return Found(part, stream, file.attrs, others)
+        return Found(part, stream, file, others)
+
+    def _form(self, arrays: Mapping[str, ArrayInfo], stream: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of tensors, and of all else that is no table; once for blocks that are alike."""
+        known = self._forms.get(id(arrays))
+        if known is None or known[0] is not arrays:
+            modes = {n: str(i.attrs.get("mode", "")) for n, i in arrays.items()}
+            side = {part_name(n, p) for n, mode in modes.items() for p in (*PARTS.get(mode, ()), "present") if p}
+            own = [n for n in arrays if n not in _TABLES and n not in side]
+            first = "step" if stream == WEIGHTS else "sample"
+            points = tuple(n for n in own if arrays[n].dims[:1] == (first,))
+            known = self._forms[id(arrays)] = (arrays, points, tuple(n for n in own if n not in points))
+        return known[1], known[2]
 
     def _slots(self, file: BlockFile, stream: str, name: str) -> Array | None:
         """Return where the tokens of a block belong: one row for all samples where they agree."""
@@ -200,6 +201,7 @@ def _shard(file: BlockFile, stream: str, name: str, info: ArrayInfo) -> Shard:
     shard = attrs.get("shard") or {}
     split = {d: (int(s["start"]), int(s["stop"]), int(s["total"])) for d, s in (shard.get("split") or {}).items()}
     shape, dims = info.shape, info.dims
+    dims = ("sample", *dims[1:]) if stream == WEIGHTS else dims
     if mode == "topk":
         shape = (*shape[:-1], int(attrs["length"]))
         dims = (*dims[:-1], _feature(shard, dims[-1]))

@@ -125,6 +125,8 @@ def find_heads(
             f"heads: no statistic {kind!r}; known: {', '.join(known) or 'none'}{did_you_mean(kind, known)}"
         )
     values = statistics[kind]
+    if f"{kind}_present" in statistics.coords:  # a stream of the job: what no rank wrote is 0 there
+        values = values.where(statistics.coords[f"{kind}_present"])
     values = values if "sample" in values.dims else values.expand_dims("sample")
     table = np.asarray(values.transpose("sample", "layer", "head").values, np.float64)
     counted = np.isfinite(table).sum(axis=0)

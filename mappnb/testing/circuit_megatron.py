@@ -35,7 +35,7 @@ class CircuitModel:
     config: Any
     chunks: list[Any]
 
-    def forward(self, tokens: Any, mask: Any = None) -> npt.NDArray[np.float64] | None:
+    def forward(self, tokens: Any, mask: Any = None, *, backward: bool = False) -> npt.NDArray[np.float64] | None:
         """Run the model through megatron's schedule; all ranks must call it.
 
         Parameters
@@ -44,6 +44,8 @@ class CircuitModel:
             Under sequence parallelism as many tokens as the tensor-parallel size divides.
         mask : bool array, dims (sample, token), optional
             False for padding: hidden as a key, and not counted in the positions.
+        backward : bool
+            Run backward too, from the sum of the logits, so that a recorder sees a step of training.
 
         Returns
         -------
@@ -61,21 +63,27 @@ class CircuitModel:
             )
         batch = _batch(ids, real)
 
+        kept = []
+
         def step(_: Any, model: Any) -> Any:
             output = model(*batch)
-            return output, lambda value, **_: value
+            return output, finish
 
-        outputs = get_forward_backward_func()(
+        def finish(logits: torch.Tensor, **_: Any) -> Any:
+            kept.append(logits.detach())
+            return (logits.sum(), {}) if backward else logits
+
+        get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=None if len(self.chunks) == 1 else [None] * len(self.chunks),
             model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
             num_microbatches=1 if len(self.chunks) == 1 else self.config.pipeline_model_parallel_size,
             seq_length=length,
             micro_batch_size=samples,
-            forward_only=True,
-            collect_non_loss_data=True,
+            forward_only=not backward,
+            collect_non_loss_data=not backward,
         )
-        return np.asarray(outputs[0].detach().numpy(), np.float64) if outputs else None
+        return np.asarray(kept[0].numpy(), np.float64) if kept else None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-__all__ = ["circuit", "rules"]
+__all__ = ["circuit", "record_circuit", "rules"]
 
 POINTS = (
     "embed",
@@ -54,6 +54,16 @@ def circuit(made, layout, tokens, mask=None):
         with attached(find_taps(model.chunks, points=POINTS), keep):
             logits = model.forward(tokens, mask)
     return shards, patterns, logits
+
+
+def record_circuit(made, layout, tokens, mask, run_dir, plan):
+    """One training step of a circuit in float64, recorded by ``plan``; the logits."""
+    warnings.filterwarnings("ignore")
+    import mappnb
+    from mappnb.testing.circuit_megatron import megatron_circuit
+
+    with megatron_circuit(made, **layout) as model, mappnb.record(run_dir, plan="base", activations=plan):
+        return model.forward(tokens, mask, backward=True)
 
 
 def rules(every, tokens, layers=2):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 from capture.ranks import run_ranks
-from interp.circuit_jobs import POINTS, circuit, rules
+from interp.circuit_jobs import POINTS, circuit, record_circuit, rules
 
+import mappnb
 from mappnb.interp import attention_pattern, check_context, context, find_heads, head_statistics
 from mappnb.testing.induction import (
     KINDS,
@@ -170,6 +171,34 @@ def test_patterns_are_exact_in_megatron(name):
     stats = head_statistics(ds)
     assert find_heads(stats, kind="induction", limit=0.9)[["layer", "head"]].values.tolist() == [[1, 0]]
     assert find_heads(stats, kind="previous_token", limit=0.9)[["layer", "head"]].values.tolist() == [[0, 0], [3, 1]]
+
+
+@needs_megatron
+@pytest.mark.dist
+def test_recorded_read_and_computed_again(tmp_path):
+    """From ``mappnb.record`` on four ranks to the pattern: exact, and the heads' statistics from the job are the reader's."""
+    base = repeated_tokens(8)
+    tokens, mask = padded(np.concatenate([base, base[:, 1:2]], axis=1), (0, 1, 6))
+    points = {"points": ["q_rot", "k_rot", "v", "z"], "mode": "full", "name": "attention"}
+    plan = {"rules": [points, {"points": ["q_rot", "k_rot"], "mode": "heads", "name": "heads"}]}
+    layout = {"tp": 2, "pp": 2, "sequence_parallel": True}
+    run_ranks(
+        record_circuit, 4, EVERY_KIND, layout, tokens, mask, str(tmp_path / "run"), plan, timeout_s=240, preload=PRELOAD
+    )
+    run = mappnb.attach(tmp_path / "run")
+    assert not run.meta["problems"]
+    activations = run.activations
+    wanted = EVERY_KIND.pattern(tokens, mask).values
+    for sample in range(3):
+        pattern = attention_pattern(activations, layer=None, head=None, sample=sample)
+        assert pattern.dtype == np.float64
+        np.testing.assert_array_equal(pattern.values, wanted[sample])
+        assert "note" not in pattern.attrs
+        assert float(check_context(activations, sample=sample).max()) == 0.0
+    stats, job = head_statistics(activations), activations["heads"].to_dataset()
+    assert find_heads(job, kind="induction", limit=0.9)[["layer", "head"]].values.tolist() == [[1, 0]]
+    for name in ("entropy", "bos_mass", "previous_token", "duplicate_token", "induction", "diagonal_3"):
+        np.testing.assert_allclose(job[name].transpose("sample", "layer", "head"), stats[name], atol=1e-6, err_msg=name)
 
 
 OPTIONS = {
