@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numcodecs import blosc
 
+from mappnb._block_json import CLEVEL, array_json, group_json, root_json
 from mappnb.errors import FormatVersionError, SchemaError, did_you_mean
 
 __all__ = [
@@ -46,7 +47,6 @@ BLOCK_FORMAT = 1
 BLOCK_NAME, LOG_NAME = "block-{:06d}.zarr.zip", "log.jsonl"
 SAMPLE_COLUMNS = ("step", "dp_rank", "microbatch", "index")
 TOKEN_COLUMNS = ("token_id", "position", "mask", "token_index")
-CLEVEL = 1
 _Array = np.ndarray[Any, Any]
 
 
@@ -123,7 +123,7 @@ class BlockWriter:
         self, name: str, *, dtype: Any, dims: tuple[str, ...], chunks: tuple[int, ...], attrs: Mapping[str, Any]
     ) -> None:
         """Tell of an array ``stream/array``: its chunks may then come in any order; its shape is what they span."""
-        self._arrays[name] = _array_json(np.dtype(dtype), dims, chunks, attrs)
+        self._arrays[name] = array_json(np.dtype(dtype), dims, chunks, attrs)
         self._shapes[name] = [0] * len(dims)
 
     def declared(self, name: str) -> bool:
@@ -184,8 +184,8 @@ class BlockWriter:
                 self._entry(f"{name}/zarr.json", _json(meta))
             streams = sorted({name.split("/")[0] for name in self._arrays})
             for stream in streams:
-                self._entry(f"{stream}/zarr.json", _json(_group_json({})))
-            self._entry("zarr.json", _json(_root_json(self.attrs, streams, self._arrays)))
+                self._entry(f"{stream}/zarr.json", _json(group_json({})))
+            self._entry("zarr.json", _json(root_json(self.attrs, streams, self._arrays)))
             self._zip.close()
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -326,8 +326,9 @@ def append_log(folder: Path, entry: Mapping[str, Any]) -> None:
 def read_log(data: bytes) -> list[dict[str, Any]]:
     """Return the lines of a log; one that a kill cut off is left out.
 
-    Each line: ``file``, ``steps`` (all steps in it), ``samples`` (per stream), ``streams`` (names of the arrays per stream), ``bytes``
-    (of the file), ``raw_bytes``, ``repeated`` (tensors that came twice), and so far in this recording ``dropped`` and ``thinned`` (tensors left out, per stream).
+    Each line: ``file``, ``steps`` (all steps in it), ``samples`` (per stream), ``streams`` (names of the arrays per stream),
+    ``bytes`` (of the file), ``raw_bytes``, ``repeated`` (tensors that came twice), and so far in this recording ``dropped`` and
+    ``thinned`` (tensors left out, per stream).
     """
     out = []
     for line in data.split(b"\n"):
@@ -360,53 +361,3 @@ def default_chunks(values: _Array, dims: tuple[str, ...]) -> tuple[int, ...]:
 
 def _json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, allow_nan=False).encode()
-
-
-def _group_json(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"attributes": dict(attrs), "zarr_format": 3, "node_type": "group"}
-
-
-def _root_json(attrs: Mapping[str, Any], streams: list[str], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the root's metadata with those of all arrays in it: one read opens a block."""
-    return {
-        **_group_json(attrs),
-        "consolidated_metadata": {
-            "kind": "inline",
-            "must_understand": False,
-            "metadata": dict(
-                sorted({**{s: _group_json({}) for s in streams}, **arrays}.items())
-            ),  # as zarr groups them
-        },
-    }
-
-
-def _array_json(
-    dtype: np.dtype[Any], dims: tuple[str, ...], chunks: tuple[int, ...], attrs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the metadata of an array as zarr format 3 has them; the shape is filled in at the end."""
-    bytes_codec: dict[str, Any] = {"name": "bytes"}
-    if dtype.itemsize > 1:
-        bytes_codec["configuration"] = {"endian": "little"}
-    packing = {
-        "name": "blosc",
-        "configuration": {
-            "typesize": dtype.itemsize,
-            "cname": "zstd",
-            "clevel": CLEVEL,
-            "shuffle": "shuffle",
-            "blocksize": 0,
-        },
-    }
-    return {
-        "shape": [],
-        "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": {"b": False, "f": 0.0}.get(dtype.kind, 0),
-        "codecs": [bytes_codec, packing],
-        "attributes": dict(attrs),
-        "dimension_names": list(dims),
-        "zarr_format": 3,
-        "node_type": "array",
-        "storage_transformers": [],
-    }

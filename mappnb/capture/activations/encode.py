@@ -19,9 +19,10 @@ from mappnb.errors import CaptureError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["as_numpy", "device_stats", "dtype_name", "encode", "is_slow", "packing_attrs", "stats_of"]
+__all__ = ["as_numpy", "device_stats", "dtype_name", "encode", "is_slow", "packing_attrs", "stats_of", "storable"]
 
 _SLOW: Final = ("int8", "topk")
+_STORED: Final = ("float32", "bfloat16", "float16", "float64")
 
 
 def is_slow(mode: str) -> bool:
@@ -32,6 +33,11 @@ def is_slow(mode: str) -> bool:
 def dtype_name(tensor: Tensor) -> str:
     """Return ``"float32"``, ``"bfloat16"``, ..."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def storable(tensor: Tensor) -> Tensor:
+    """Return a tensor that can be stored as it is; 8-bit floats and other numbers become float32."""
+    return tensor if dtype_name(tensor) in _STORED else tensor.float()
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mappnb.capture.activations.copies import Copies
-from mappnb.capture.activations.encode import dtype_name, encode, is_slow, stats_of
+from mappnb.capture.activations.encode import dtype_name, encode, is_slow, stats_of, storable
 from mappnb.capture.activations.microbatch import Microbatch
 from mappnb.capture.activations.pieces import Pending, Piece, StatsOfStep, TokensOf, WeightPiece
 from mappnb.capture.activations.plan import CapturePlan
@@ -163,7 +163,7 @@ class ActivationSink:
         if target.mode == "heads":
             self._take_heads(rule_index, target, tensor, now)
             return
-        tensor = target.select(tensor, now)
+        tensor = target.select(storable(tensor), now)
         if tensor.numel() == 0:
             return
         if target.mode == "stats":

@@ -118,6 +118,21 @@ def test_full_comes_back_bit_for_bit(tmp_path, dtype):
     assert run.told[-1]["written_bytes"] == entry["bytes"] == (tmp_path / "rank=00003" / entry["file"]).stat().st_size
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_other_numbers_become_float32(tmp_path, dtype):
+    run = Recording(tmp_path, Capture("resid_post"), Capture("resid_post", mode="stats"))
+    x = torch.randint(0, 2, (2, 8, 16)).to(dtype)
+    run.sink.begin(microbatch())
+    run.sink.put(0, tap(), x)
+    run.sink.put(1, tap(), x)
+    run.sink.end_step(0)
+    run.close()
+    assert run.failures == []
+    with run.block() as block:
+        np.testing.assert_array_equal(read(block, "full", "resid_post")[:, 0], x.float().numpy())
+        assert block.array("stats", "resid_post")[0, 0, 1] == pytest.approx(x.float().mean().item())
+
+
 def test_modes_come_back_within_their_errors(tmp_path):
     rules = [
         Capture("resid_post", mode="cast", dtype="float16"),
