@@ -126,6 +126,25 @@ def test_a_torch_model_by_hand_generates():
     assert found["token_id"].values[0].tolist() == tokens
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_greedy_text_is_that_of_transformers(kind):
+    transformers = pytest.importorskip("transformers", reason="needs the extra mappnb[huggingface]")
+    torch.manual_seed(0)
+    ends = {"vocab_size": 256, "bos_token_id": 0, "eos_token_id": None, "pad_token_id": None}
+    if kind == "llama":
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+        config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, **heads, **ends)
+        made = transformers.LlamaForCausalLM(config).eval()
+    else:
+        made = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=3, n_head=4, **ends)).eval()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.mul_(8.0 if weight.dim() > 1 else 1.0)
+    wanted = made.generate(torch.tensor([list(b"hello")]), max_new_tokens=8, do_sample=False)[0].tolist()
+    found = generate(Model(made, "bytes"), ["hello", "a longer prompt"], max_new_tokens=8)
+    assert found["token_id"].values[0][found["mask"].values[0]].tolist() == wanted
+
+
 def test_mistakes_are_told(model):
     for options, words in [
         ({"temperature": -1}, "temperature is -1; expected 0"),
