@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from mappnb.activations import stream_with
 from mappnb.capture.activations.attention_rules import AttentionRules, attention_rules, model_facts_of
-from mappnb.errors import InterpError, SchemaError, did_you_mean
+from mappnb.errors import InterpError, SchemaError
 from mappnb.interp._attention_math import Bools, Floats, Ints
 
 __all__ = ["LayerArrays", "Source"]
@@ -207,23 +208,8 @@ def _present(data: xr.Dataset, point: str, part: xr.DataArray, heads: str) -> Bo
 
 
 def _stream(activations: xr.Dataset | xr.DataTree, points: Sequence[str]) -> xr.Dataset:
-    """Return the dataset, or the first stream of the tree, that has all points."""
-    if isinstance(activations, xr.Dataset):
-        streams: Mapping[str, Any] = {"dataset": activations}
-    elif isinstance(activations, xr.DataTree):
-        streams = {str(name): child for name, child in activations.children.items()} or {"root": activations}
-    else:
-        raise SchemaError(
-            f"activations is {type(activations).__name__}; expected run.activations or a Dataset with {' and '.join(points)}"
-        )
-    for stream in streams.values():
-        if all(point in stream.data_vars for point in points):
-            return stream if isinstance(stream, xr.Dataset) else stream.to_dataset()
-    found = {name: sorted(map(str, stream.data_vars)) for name, stream in streams.items()}
-    lacking = [point for point in points if not any(point in names for names in found.values())] or list(points)
-    every = sorted({name for names in found.values() for name in names})
-    raise SchemaError(
-        f"activations: no stream holds {' and '.join(points)} together; found "
-        + ("; ".join(f"{name}: {', '.join(names) or 'nothing'}" for name, names in found.items()) or "no stream")
-        + f"{did_you_mean(lacking[0], every)}. Record them with mappnb.Capture({list(points)})"
-    )
+    """Return the dataset, or the stream of the tree, that has all points."""
+    if not isinstance(activations, xr.Dataset | xr.DataTree):
+        kind = type(activations).__name__
+        raise SchemaError(f"activations is {kind}; expected run.activations, or a Dataset with {' and '.join(points)}")
+    return stream_with(activations, *points)

@@ -72,7 +72,9 @@ def head_statistics(
     twin inside the job (mode ``"heads"``).
     """
     source = Source.open(activations, "q_rot", "k_rot")
-    wanted = range(source.num_samples) if sample is None else [sample] if isinstance(sample, int) else sample
+    wanted = (
+        range(source.num_samples) if sample is None else [sample] if isinstance(sample, int | np.integer) else sample
+    )
     samples = [source.check_sample(int(one)) for one in wanted]
     layers, heads = source.check_layers(layer), source.check_heads(head)
     shape = len(samples), len(layers), len(heads)

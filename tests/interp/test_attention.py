@@ -275,14 +275,14 @@ def test_what_is_asked_wrongly(rng):
         attention_pattern(ds, layer=0, head=0, query=9)
     with pytest.raises(
         SchemaError,
-        match=r"no stream holds q_rot and k_rot together; found dataset: k_ro, q_rot, v; did you mean 'k_ro'",
+        match=r"no stream holds q_rot and k_rot; did you mean 'k_ro'\?; streams: 'dataset': q_rot, k_ro, v",
     ):
         attention_pattern(ds.rename(k_rot="k_ro"), layer=0, head=0)
     with pytest.raises(SchemaError, match=r"no facts of the model in attrs\['model'\]"):
         attention_pattern(ds.drop_attrs(), layer=0, head=0)
     with pytest.raises(SchemaError, match="is not JSON"):
         attention_pattern(ds.assign_attrs(model="{"), layer=0, head=0)
-    with pytest.raises(SchemaError, match=r"expected run\.activations or a Dataset"):
+    with pytest.raises(SchemaError, match=r"expected run\.activations, or a Dataset"):
         attention_pattern({"q_rot": 1}, layer=0, head=0)
 
 
