@@ -2,6 +2,7 @@
 
 /** A labelled control. */
 function attentionField(label, control) {
+  control.setAttribute("aria-label", label);
   return make("label", { class: "mappnb-attn-field" }, [make("span", { class: "mappnb-muted", text: label }), control]);
 }
 
