@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from mappnb._activation_index import Found
 from mappnb.errors import LayoutError
@@ -80,7 +79,8 @@ def _expected(found: Sequence[Found], layout: Layout) -> set[int]:
     stages = {coords[r]["pp"] for r in wrote}
     if _whole_model(found):
         stages = set(range(layout.pp))
-    wide = {coords[f.part.rank]["pp"] for f in found if f.part.rank in coords and _is_part(f)}
+    parts = {key: _is_part(f) for key, f in {id(f.arrays): f for f in found}.items()}
+    wide = {coords[f.part.rank]["pp"] for f in found if f.part.rank in coords and parts[id(f.arrays)]}
     out = set()
     for rank, at in coords.items():
         stage, tp = at["pp"], at["tp"]
@@ -94,10 +94,7 @@ def _expected(found: Sequence[Found], layout: Layout) -> set[int]:
 
 def _is_part(found: Found) -> bool:
     """Return whether tensor-parallel peers must have written the rest."""
-    attrs: Iterable[Mapping[str, Any]] = [
-        *(s.attrs for s in found.part.shards.values()),
-        *(o.info.attrs for o in found.others.values()),
-    ]
+    attrs = [found.arrays[name].attrs for name in (*found.part.shards, *found.others)]
     shards = [a["shard"] for a in attrs if isinstance(a.get("shard"), Mapping)]
     return any(s.get("split") or str(s.get("token", "")).endswith("sp") for s in shards)
 

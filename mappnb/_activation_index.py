@@ -175,7 +175,7 @@ class BlockIndex:
 
     def _share(self, table: Array) -> Array:
         """Return an equal table that was seen before, if there is one: ranks of a stage have the same samples."""
-        key = f"{table.dtype}{table.shape}".encode() + table.tobytes()
+        key = str(table.shape).encode() + table.tobytes()  # all are int64
         return self._shared.setdefault(key, table)
 
 

@@ -93,6 +93,33 @@ class Part:
         return self.slots_sp if shard.sequence_parallel and self.slots_sp is not None else self.slots
 
 
+class Places:
+    """Where the entries of shards' axes are in the whole: worked out once for shards that are alike, and numbered."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[int, Array]] = {}
+        self._numbers: dict[bytes, int] = {}
+
+    def of(self, part: Part, shard: Shard, axis: int, axes: Axes) -> tuple[int, Array]:
+        """Return places of one axis, and a number that equal places share."""
+        dim, size = shard.dims[axis], shard.shape[axis]
+        start = shard.split[dim][0] if dim in shard.split and not shard.add else 0
+        key: Any = (dim, start, size)
+        if dim == "sample":
+            key = (dim, part.incarnation, id(part.samples), size)
+        elif dim == "layer":
+            key = (dim, shard.layers)
+        elif dim == "token":
+            key = (dim, id(part.tokens_of(shard)), size)
+        elif dim in shard.chosen:
+            key = (dim, id(shard.chosen[dim]))
+        found = self._known.get(key)
+        if found is None:
+            at = _places(part, shard, dim, size, start, axes)
+            found = self._known[key] = (self._numbers.setdefault(at.tobytes(), len(self._numbers)), at)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Axes:
     """The axes of the whole: labels of samples, layers and tokens, and the sizes of the other dims.
@@ -111,6 +138,8 @@ class Axes:
         Feature dims that were not kept whole: the global numbers of what is there.
     rows : mapping of (int, int) to int array
         Incarnation and ``id`` of a part's ``samples`` -> place of each of its rows, −1: left out.
+    places : Places
+        What is known of the shards' axes.
     """
 
     samples: Array
@@ -120,6 +149,7 @@ class Axes:
     sizes: Mapping[str, int]
     labels: Mapping[str, Array]
     rows: Mapping[tuple[int, int], Array]
+    places: Places = field(default_factory=Places)
 
     def row_places(self, part: Part) -> Array:
         """Return where the samples of a part are in the whole."""
@@ -190,31 +220,29 @@ def pieces_of(parts: Sequence[Part], point: str, axes: Axes) -> tuple[Assembled,
     """Return the whole tensor of one point, and pairs of equal pieces that several ranks wrote: only the first is read."""
     first: dict[Any, Piece] = {}
     copies: list[tuple[Piece, Piece]] = []
-    dtypes, add = [], False
+    dtypes: set[np.dtype[Any]] = set()
+    add = False
     dims: tuple[str, ...] = ()
     for part in parts:
         shard = part.shards.get(point)
-        if shard is None or axes.row_places(part).max(initial=-1) < 0:
+        if shard is None:
             continue
-        piece = Piece(
-            shard.source, tuple(_places(part, shard, dim, axes) for dim in shard.dims), part.where, shard.held
-        )
-        key: tuple[Any, ...] = tuple(a.tobytes() for a in piece.at)
+        places = [axes.places.of(part, shard, axis, axes) for axis in range(len(shard.dims))]
+        key: tuple[Any, ...] = tuple(number for number, _ in places)
         if shard.add:
             key = (*key, *sorted((d, s[0]) for d, s in shard.split.items()))
+        piece = Piece(shard.source, tuple(at for _, at in places), part.where, shard.held)
         if key in first:
             copies.append((first[key], piece))
             continue
         first[key] = piece
-        dtypes.append(shard.dtype)
+        dtypes.add(shard.dtype)
         add, dims = shard.add, shard.dims
     shape = [axes.sizes[d] for d in dims]
     return Assembled(shape, np.result_type(*dtypes), list(first.values()), add=add), copies
 
 
-def _places(part: Part, shard: Shard, dim: str, axes: Axes) -> Array:
-    """Return where the entries of one axis of a shard are in the whole."""
-    size = shard.shape[shard.dims.index(dim)]
+def _places(part: Part, shard: Shard, dim: str, size: int, start: int, axes: Axes) -> Array:
     if dim == "sample":
         return axes.row_places(part)[:size]
     if dim == "layer":
@@ -224,5 +252,4 @@ def _places(part: Part, shard: Shard, dim: str, axes: Axes) -> Array:
         return np.where(slots >= 0, np.searchsorted(axes.slots, slots), -1)
     if dim in shard.chosen:
         return np.searchsorted(axes.labels[dim], shard.chosen[dim])
-    start = shard.split[dim][0] if dim in shard.split and not shard.add else 0
     return np.arange(start, start + size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,7 @@ import xarray as xr
 
 from mappnb._activation_assembly import LazyArray, lazy_variable
 from mappnb._activation_dataset import assemble, point_of
-from mappnb._activation_index import Found, StoredArray
+from mappnb._activation_index import Found
 from mappnb.activation_points import POINTS
 from mappnb.activation_stats import BIN_EXPONENTS, NUM_BINS, STATS, describe, empty, merge
 
@@ -42,28 +42,35 @@ class _Merged:
         self._newest = newest
         self._found = [f for f in found if any(newest.get(s) == f.part.incarnation for s in f.steps)]
         steps = {s for f in self._found for s in f.steps if newest.get(s) == f.part.incarnation}
-        names = {n for f in self._found for n in f.others if not n.endswith(HISTOGRAM)}
+        alike = {id(f.arrays): f for f in self._found}.values()
+        names = {n for f in alike for n in f.others if not n.endswith(HISTOGRAM)}
         order = {n: i for i, n in enumerate(POINTS)}
-        layers = {x for f in self._found for n in f.others for x in _layers(f.others[n])}
+        layers = {x for f in alike for n in f.others for x in _layers(f, n)}
         self.steps = np.array(sorted(steps), np.int64)
         self.points = sorted(names, key=lambda n: (order.get(point_of(n), len(order)), n))
         self.layers = np.array(sorted(layers), np.int64)
         self.shape = (len(self.steps), len(self.points), len(self.layers))
 
-    def _blocks(self, suffix: str) -> Any:
-        """Give (index of steps, points, layers; values) of every stored array."""
+    def _blocks(self, suffix: str) -> Iterator[tuple[tuple[Array, ...], Array]]:
+        """Give places of steps, points and layers, and values, dims (step, point, layer, ...): points that are alike at once."""
         for found in self._found:
             steps = found.part.samples[:, 0]
-            rows = np.flatnonzero([self._newest.get(int(s)) == found.part.incarnation for s in steps])
+            rows = np.flatnonzero([self._newest.get(s) == found.part.incarnation for s in steps.tolist()])
+            if not len(rows):
+                continue
+            alike: dict[tuple[int, ...], list[int]] = {}
             for number, name in enumerate(self.points):
-                stored = found.others.get(name + suffix)
-                if stored is None or not len(rows):
-                    continue
-                values = stored.values()
-                values = values if "layer" in stored.info.dims else values[:, None]
-                layers = np.searchsorted(self.layers, _layers(found.others[name]))
-                places = np.searchsorted(self.steps, steps[rows]), np.array([number]), np.asarray(layers)
-                yield np.ix_(*places), values[rows][:, None]
+                if name + suffix in found.arrays:
+                    alike.setdefault(tuple(_layers(found, name)), []).append(number)
+            for layers, numbers in alike.items():
+                read = [found.file.read(found.stream, self.points[n] + suffix) for n in numbers]
+                values = np.stack([v.reshape(len(steps), len(layers), -1) for v in read], axis=1)
+                places = (
+                    np.searchsorted(self.steps, steps[rows]),
+                    np.array(numbers),
+                    np.searchsorted(self.layers, layers),
+                )
+                yield np.ix_(*places), values[rows]
 
     @cached_property
     def fields(self) -> dict[str, Array]:
@@ -82,8 +89,9 @@ class _Merged:
         return out
 
 
-def _layers(stored: StoredArray) -> list[int]:
-    return [int(x) for x in stored.info.attrs.get("layers", ())] if "layer" in stored.info.dims else [-1]
+def _layers(found: Found, name: str) -> list[int]:
+    info = found.arrays[name]
+    return [int(x) for x in info.attrs.get("layers", ())] if "layer" in info.dims else [-1]
 
 
 def statistics_dataset(found: Sequence[Found], newest: Mapping[int, int], attrs: Mapping[str, Any]) -> xr.Dataset:

@@ -12,7 +12,7 @@ import xarray as xr
 from mappnb._activation_assembly import Memory
 from mappnb._activation_dataset import Copies, assemble
 from mappnb._activation_gaps import note_gaps
-from mappnb._activation_index import BlockIndex, Found, newest_of_steps
+from mappnb._activation_index import WEIGHTS, BlockIndex, Found, newest_of_steps
 from mappnb._activation_parts import Part, Shard
 from mappnb._activation_tables import is_statistics, statistics_dataset, weights_dataset
 from mappnb.errors import SchemaError, did_you_mean
@@ -32,8 +32,6 @@ __all__ = [
     "streams_of",
     "tree_of_run",
 ]
-
-WEIGHTS = "weights"
 
 
 def open_activations(run: Run, *, verify: bool = False) -> xr.DataTree:
