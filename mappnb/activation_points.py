@@ -124,6 +124,7 @@ WEIGHTS: Final[dict[str, Point]] = _table(
     _weight("w_o", ("head", "head_dim", "hidden"), "attention output projection, by head", split="head"),
     _weight("b_o", ("hidden",), "bias of the attention output projection"),
     _weight("w_out", ("neuron", "hidden"), "second projection of the MLP", split="neuron"),
+    _weight("sinks", ("head",), "learned logit beside each row of attention, where the model has them", split="head"),
 )
 """Parameters that a plan stores with the step on request, by canonical name."""
 

@@ -40,6 +40,7 @@ class Source:
     data: xr.Dataset
     facts: dict[str, Any]
     points: tuple[str, ...]
+    sinks: xr.DataArray | None = None
 
     @classmethod
     def open(cls, activations: xr.Dataset | xr.DataTree, *points: str) -> Source:
@@ -58,7 +59,9 @@ class Source:
                     f"activations: {point} has dims {data[point].dims}, without {', '.join(sorted(lacking))}; "
                     "expected (sample, layer, token, head or kv_head, head_dim), as run.activations has them"
                 )
-        return cls(data, model_facts_of({**attrs, **data.attrs}), points)
+        weights = activations.children.get("weights") if isinstance(activations, xr.DataTree) else None
+        sinks = None if weights is None or "sinks" not in weights.data_vars else weights["sinks"]
+        return cls(data, model_facts_of({**attrs, **data.attrs}), points, sinks)
 
     @property
     def layers(self) -> list[int]:
@@ -95,11 +98,19 @@ class Source:
             raise SchemaError(f"model facts: {heads} heads do not divide into {groups} key heads")
         return head // (heads // groups)
 
-    def rules(self, layer: int) -> AttentionRules:
-        """Return the rules of ``layer``; those that count heads need to know how many the model has."""
-        return attention_rules(
-            {"num_heads": self.data.sizes["head"], "head_dim": self.data.sizes["head_dim"], **self.facts}, layer
-        )
+    def rules(self, layer: int, sample: int = 0) -> AttentionRules:
+        """Return the rules of ``layer``; learned sinks are those stored at the sample's step, or last before it."""
+        known = {"num_heads": self.data.sizes["head"], "head_dim": self.data.sizes["head_dim"], **self.facts}
+        if self.sinks is not None and layer in self.sinks["layer"].values:
+            known["sinks"] = {layer: self._sinks_of(layer, sample).tolist()}
+        return attention_rules(known, layer)
+
+    def _sinks_of(self, layer: int, sample: int) -> Floats:
+        assert self.sinks is not None
+        step = self.of_sample("step", sample)
+        steps = self.sinks["step"].values
+        row = 0 if step is None else max(0, int(np.searchsorted(steps, int(step), side="right")) - 1)
+        return np.asarray(self.sinks.isel(step=row).sel(layer=layer).values, np.float64)
 
     def check_layers(self, layer: int | Iterable[int] | None) -> list[int]:
         """Return the layers asked for, each of which is there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -129,6 +129,10 @@ def context(
     SchemaError, InterpError
         As `attention_pattern`.
     """
+    return _context(activations, layer, head, sample, query)
+
+
+def _context(activations: Any, layer: Any, head: Any, sample: int, query: Query) -> xr.DataArray:
     work = Work.of(activations, layer, head, sample, query, ("q_rot", "k_rot", "v"))
     width = work.source.data["v"].sizes["head_dim"]
     values = np.zeros((len(work.layers), len(work.queries), len(work.heads), width), work.dtype)
@@ -181,7 +185,7 @@ def check_context(
     Where this is not small, the facts of the model are not those of its attention.
     """
     source = Source.open(activations, "q_rot", "k_rot", "v", "z")
-    again = context(source.data.assign_attrs(model=source.facts), layer=source.check_layers(layer), sample=sample)
+    again = _context(source, source.check_layers(layer), None, sample, None)
     z = source.data["z"]
     z = z.isel(sample=source.check_sample(sample)) if "sample" in z.dims else z
     z = z.isel(layer=[source.layers.index(int(number)) for number in again["layer"].values])
@@ -230,7 +234,8 @@ class Work:
 
     @classmethod
     def of(cls, activations: Any, layer: Any, head: Any, sample: int, query: Query, points: tuple[str, ...]) -> Work:
-        source = Source.open(activations, *points)
+        opened = isinstance(activations, Source)
+        source = replace(activations, points=points) if opened else Source.open(activations, *points)
         position = source.check_sample(sample)
         slots = source.slots
         chosen = _positions(query, len(slots))
@@ -255,7 +260,7 @@ class Work:
 
     def parts(self, layer: int, arrays: LayerArrays) -> Iterator[Part]:
         """Yield the heads asked for of one layer."""
-        rules, slots = self.source.rules(layer), self.source.slots
+        rules, slots = self.source.rules(layer, self.sample), self.source.slots
         others = [point for point in self.source.points if point != "q_rot"]
         for place, (number, kv_at) in enumerate(zip(self.heads, self.source.kv_index(self.heads), strict=True)):
             head = Head.of(rules, number)

@@ -81,7 +81,7 @@ def head_statistics(
     sums: dict[str, Floats] = {name: np.zeros(shape) for name in STATISTICS}
     counts = np.zeros((len(STATISTICS), *shape), np.int64)
     for at, number in enumerate(samples):
-        work = Work.of(source.data.assign_attrs(model=source.facts), layers, heads, number, None, ("q_rot", "k_rot"))
+        work = Work.of(source, layers, heads, number, None, source.points)
         targets = _Targets.of(work)
         for depth, one in enumerate(layers):
             for place, part in enumerate(work.parts(one, source.read(one, heads, number))):

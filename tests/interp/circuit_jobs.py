@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-__all__ = ["circuit", "record_circuit", "rules"]
+__all__ = ["circuit", "record_circuit", "record_sinks", "rules"]
 
 POINTS = (
     "embed",
@@ -64,6 +64,29 @@ def record_circuit(made, layout, tokens, mask, run_dir, plan):
 
     with megatron_circuit(made, **layout) as model, mappnb.record(run_dir, plan="base", activations=plan):
         return model.forward(tokens, mask, backward=True)
+
+
+def record_sinks(made, tokens, run_dir, plan):
+    """The same on two tensor-parallel ranks with learned sinks, all of them different."""
+    warnings.filterwarnings("ignore")
+    import torch
+
+    import mappnb
+    from mappnb.testing import circuit_megatron
+
+    def with_sinks(*args, plain=circuit_megatron._config, **options):
+        config = plain(*args, **options)
+        config.softmax_type = "learnable"
+        return config
+
+    circuit_megatron._config = with_sinks
+    with circuit_megatron.megatron_circuit(made, tp=2) as model:
+        with torch.no_grad():
+            for layer in model.chunks[0].decoder.layers:
+                offset = layer.self_attention.core_attention.softmax_offset
+                offset.fill_(1500.0 if model.chunks[0].pg_collection.tp.rank() == 0 else 500.0 * layer.layer_number)
+        with mappnb.record(run_dir, plan="base", activations=plan):
+            return model.forward(tokens, backward=True)
 
 
 def rules(every, tokens, layers=2):

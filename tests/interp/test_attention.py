@@ -13,7 +13,7 @@ from interp.attention_cases import KINDS, brute_force, recorded
 
 from mappnb.capture.activations.attention_rules import alibi_slopes, attention_rules
 from mappnb.errors import InterpError, SchemaError
-from mappnb.interp import _attention_math, attention_pattern, attention_scores, check_context, context
+from mappnb.interp import _attention_math, attention_pattern, attention_scores, check_context, context, head_statistics
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs torch")
@@ -155,6 +155,33 @@ def test_tree_and_json_facts(rng):
     tree = xr.DataTree.from_dict({"/stats": xr.Dataset({"count": ("step", [1])}), "/attention": ds.drop_attrs()})
     tree.attrs["model"] = json.dumps(ds.attrs["model"])
     np.testing.assert_array_equal(attention_pattern(tree, layer=0, head=1), attention_pattern(ds, layer=0, head=1))
+
+
+def test_learned_sinks_of_the_step(rng):
+    """Stored as a weight they change while the model trains: those of the sample's step count, or the last before it."""
+    ds = recorded(rng, {"softmax_type": "learnable"}).assign_coords(step=("sample", [10, 25]))
+    values = rng.normal(size=(3, 2, 4))
+    weights = xr.Dataset({"sinks": (("step", "layer", "head"), values)}, {"step": [0, 10, 20], "layer": [0, 1]})
+    tree = xr.DataTree.from_dict({"/attention": ds, "/weights": weights})
+    for sample, row in ((0, 1), (1, 2)):
+        for layer in range(2):
+            fixed = ds.assign_attrs(
+                model={**ds.attrs["model"], "sinks": [values[row, 0].tolist(), values[row, 1].tolist()]}
+            )
+            got = attention_pattern(tree, layer=layer, head=None, sample=sample)
+            np.testing.assert_array_equal(got, attention_pattern(fixed, layer=layer, head=None, sample=sample))
+            np.testing.assert_allclose(got.sel(head=2), brute_force(fixed, layer, 2, sample)[0], atol=1e-6)
+    assert (
+        float(
+            (
+                head_statistics(tree)["entropy"]
+                - head_statistics(ds.assign_attrs(model=fixed.attrs["model"]))["entropy"]
+            )[1].max()
+        )
+        == 0
+    )
+    with pytest.raises(SchemaError, match="sinks of layer 0 were not recorded"):
+        attention_pattern(ds, layer=0, head=0)
 
 
 def test_a_subset_of_heads(rng):

@@ -213,8 +213,8 @@ def _sinks(facts: Mapping[str, Any], layer: int, heads: int | None) -> tuple[flo
 
 def _no_sinks(layer: int) -> SchemaError:
     return SchemaError(
-        f"model facts: softmax_type is 'learnable' but the sinks of layer {layer} were not recorded; expected facts['sinks']: "
-        "core_attention.softmax_offset of all heads, for each layer"
+        f"model facts: softmax_type is 'learnable' but the sinks of layer {layer} were not recorded; expected facts['sinks'], one for "
+        "each head by layer, or the weight point 'sinks' in the plan: mappnb.Capture(['sinks'])"
     )
 
 

@@ -71,6 +71,9 @@ def _megatron(core: Any) -> Found:
             heads = weight.detach().t().unflatten(0, (-1, place.head_dim))
             _add(found, "w_o", number, heads, place, split="head")
         _add(found, "b_o", number, getattr(projection, "bias", None), place)
+        if getattr(core.config, "softmax_type", "") == "learnable":
+            attention = getattr(getattr(layer, "self_attention", None), "core_attention", None)
+            _add(found, "sinks", number, getattr(attention, "softmax_offset", None), place, split="head")
         second = getattr(getattr(layer, "mlp", None), "linear_fc2", None)
         weight = getattr(second, "weight", None)
         _add(found, "w_out", number, None if weight is None else weight.detach().t(), place, split="neuron")
