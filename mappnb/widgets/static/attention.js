@@ -153,7 +153,7 @@ class AttentionView {
     this.stats.clicked = performance.now();
     this.grid.show(index);
     this.go(this.headOf(index));
-    this.status.say(this.headTitle.textContent);
+    this.status.say(this.headWords(index).title);
   }
 
   moved(index) {

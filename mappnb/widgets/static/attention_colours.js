@@ -45,7 +45,7 @@ function weightText(value, signed = false) {
   if (!Number.isFinite(value)) return "not recorded";
   const size = Math.abs(value);
   const text = size === 0 ? "0" : size < 0.001 ? size.toExponential(1).replace("e-", "e−") : size.toFixed(3);
-  return signed ? `${value < 0 ? "−" : "+"}${text}` : text;
+  return signed && size ? `${value < 0 ? "−" : "+"}${text}` : text;
 }
 
 /** Colours through the stops of a ramp. */

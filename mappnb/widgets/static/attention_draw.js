@@ -1,9 +1,14 @@
 /* Attention: draws the overview and one head out of what is there. */
 
+/** A number of things. */
+function counted(number, word) {
+  return `${number} ${word}${number === 1 ? "" : "s"}`;
+}
+
 /** The thumbnails, their caption, and the scores. */
 function drawAttentionOverview(view, now, look) {
   const { state, where } = view;
-  view.title.textContent = `Attention · ${state.layers.length} layers × ${state.heads.length} heads · ${now.texts.length} tokens`;
+  view.title.textContent = `Attention · ${counted(state.layers.length, "layer")} × ${counted(state.heads.length, "head")} · ${counted(now.texts.length, "token")}`;
   const scores = view.scoreValues();
   if (scores && scores !== view.lastScores) view.bar.takeScores(scores.list);
   view.lastScores = scores || view.lastScores;
@@ -32,7 +37,7 @@ function overviewCaption(view, now, atlas) {
   const size = atlas ? atlas.size : count;
   const what = { a: "", b: "sample B: ", d: "A − B, orange where A is more: " }[view.which];
   const cell = count > size ? `; a cell of about ${Math.round(count / size)} × ${Math.round(count / size)} tokens shows their ${where.pool === "max" || view.which === "d" ? "largest" : "mean"} weight` : "";
-  const every = atlas && atlas.every > 1 ? `, of every ${atlas.every}th query` : "";
+  const every = atlas && atlas.every > 1 ? `, of one query in ${atlas.every}` : "";
   return `${what}${count} tokens, queries downwards, keys to the right${cell}${every}. Colours: ${view.state.options.scale.find(([key]) => key === where.scale)[1]}, 0 to 1.`;
 }
 
@@ -115,7 +120,7 @@ function boxNote(pictures, view) {
   if (view.where.mode === "heat" && !last.exact) {
     const per = (last.window[1] - last.window[0]) / last.cells[0];
     said.push(`a cell is ${shortNumber(per, 2)} tokens wide; zoom in for single ones`);
-    if (last.every > 1) said.push(`every ${last.every}th query was worked out`);
+    if (last.every > 1) said.push(`one query in ${last.every} was worked out`);
   }
   if (last.codes.includes(CODE_MISSING)) said.push("grey: queries or keys were not recorded");
   if (view.where.mode === "lines") {

@@ -43,6 +43,7 @@ class LineBox {
     g.fillText("query", this.sides[0] - 6, 9);
     g.textAlign = "left";
     g.fillText("key", this.sides[1] + 6, 9);
+    if (query !== this.shownQuery) this.showRow(query);
     const focus = cursor ? cursor[0] : query;
     this.drawLines(g, look, focus);
     for (let i = from; i < to; i++) {
@@ -58,6 +59,14 @@ class LineBox {
       g.fillStyle = cssColour(dim, Number.isNaN(weight) || look.signed ? 1 : 0.45 + 0.55 * weightShare(weight, look));
       g.fillText(cutText(g, texts[i], LINES.label - 10), this.sides[1] + 6, y);
     }
+  }
+
+  /** Scroll to a query that was chosen elsewhere. */
+  showRow(query) {
+    this.shownQuery = query;
+    if (query === null) return;
+    const [y, { scrollTop, clientHeight }] = [this.y(query), this.scroll];
+    if (y < scrollTop + LINES.row || y > scrollTop + clientHeight - LINES.row) this.scroll.scrollTop = y - clientHeight / 2;
   }
 
   drawLines(g, look, focus) {
