@@ -81,6 +81,7 @@ def run_model(
     import torch
 
     with ExitStack() as stack:
+        stack.enter_context(_gathered(chunks))
         stack.enter_context(_evaluating(chunks))
         stack.enter_context(torch.set_grad_enabled(loss is not None))
         if loss is not None:
@@ -181,6 +182,19 @@ def _evaluating(chunks: Sequence[Any]) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def _gathered(chunks: Sequence[Any]) -> Iterator[None]:
+    """Have all parameters of a distributed optimizer that gathers them during the forward pass; as Megatron-LM before evaluation."""
+    waiting = [chunk for chunk in chunks if getattr(chunk, "remove_forward_pre_hook_handles", None)]
+    for chunk in waiting:
+        chunk.disable_forward_pre_hook()
+    try:
+        yield
+    finally:
+        for chunk in waiting:
+            chunk.enable_forward_pre_hook()
 
 
 @contextmanager

@@ -177,3 +177,27 @@ def everything(settings):
             for n, values in model.weights(["unembed", "w_o", "b_o", "w_out"]).data_vars.items()
         }
         return found
+
+
+def training(settings, asked):
+    """Losses of a training job; ``asked``: with questions to the model after each step, as a notebook would put them."""
+    from mappnb.interp import Model, explain, generate
+    from mappnb.testing import gpt_train, megatron_on_cpu
+    from mappnb.testing.gpt_settings import TrainSettings
+    from mappnb.testing.interrupt import StopFlag
+
+    warnings.simplefilter("ignore")
+    cpu, losses = torch.device("cpu"), []
+    made = TrainSettings(layers=2, hidden=32, heads=4, steps=3, global_batch=4, dropout=0.0, **settings)
+    with megatron_on_cpu(force=True), gpt_train._process_group(cpu), gpt_train._model_parallel(made, True):
+        job = gpt_train._Job.build(made, cpu)
+
+        def step(report):
+            losses.append(report.loss)
+            if asked:
+                model = Model(job.chunks, "bytes")
+                generate(model, "hi", max_new_tokens=2, capture="all")
+                assert abs(explain(model, "hello", "a", instead_of="b").unexplained) < 1e-5
+
+        list(job.steps(step, StopFlag(), None))
+    return losses

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs torch and megatron-core")
 pytest.importorskip("megatron.core", reason="needs torch and megatron-core")
 
 from capture.ranks import run_ranks  # noqa: E402
-from interp.live_models import bare, everything, gpt, llama  # noqa: E402
+from interp.live_models import bare, everything, gpt, llama, training  # noqa: E402
 
 PRELOAD = ("mappnb.testing.gpt_train", "mappnb.testing.gpt_model")
 LAYOUTS = {
@@ -53,6 +53,23 @@ def test_every_layout_gives_what_one_process_gives(single, name):
         for key, values in single.items():
             scale = max(1.0, float(np.nanmax(np.abs(values))))
             np.testing.assert_allclose(found[key], values, atol=1e-5 * scale, rtol=0, err_msg=f"rank {rank}: {key}")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        pytest.param(2, {"distributed_optimizer": True, "overlap": True}, id="dp2 overlap"),
+        pytest.param(1, {"experts": 4, "recompute": True}, id="experts", marks=pytest.mark.slow),
+        pytest.param(2, {"pp": 2, "gated_mlp": True, "untie": True}, id="pp2 gated", marks=pytest.mark.slow),
+    ],
+)
+def test_questions_between_steps_leave_training_bit_equal(ranks, settings):
+    plain, asked = (
+        run_ranks(training, ranks, settings, asked, timeout_s=240, preload=PRELOAD) for asked in (False, True)
+    )
+    assert plain == asked
+    assert plain[0][0] > plain[0][-1] > 0
 
 
 def test_logits_are_those_of_the_model_itself(model, chunks):
