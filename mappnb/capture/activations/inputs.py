@@ -10,7 +10,7 @@ from mappnb.capture.activations.microbatch import Microbatch, zigzag
 
 __all__ = ["IDS", "CallReader", "padding_of"]
 
-IDS = ("input_ids", "tokens", "idx", "input", "x")
+IDS = ("input_ids", "tokens", "ids", "idx", "input", "x")
 """Names that models give to token ids."""
 
 

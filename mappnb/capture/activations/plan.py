@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from mappnb.activation_points import PointName
+from mappnb.activation_points import POINTS, PointName
 from mappnb.capture.activations.rules import MODES, Capture, check_keys, is_count
 from mappnb.capture.activations.selection import TokenSample
 from mappnb.errors import CaptureError, did_you_mean
@@ -40,6 +40,9 @@ class CapturePlan:
         Bytes that may wait to be written.
     vocabulary : sequence of str or "bytes", optional
         Text of each token id; ``"bytes"`` where tokens are bytes.
+    names : dict, optional
+        For torch models whose modules have other names than Hugging Face's: point -> module path, as in
+        `mappnb.capture.activations.taps.find_taps`.
 
     Raises
     ------
@@ -52,6 +55,7 @@ class CapturePlan:
     policy: str
     queue_bytes: int
     vocabulary: tuple[str, ...] | str | None = field(repr=False)
+    names: Mapping[str, str] | None
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class CapturePlan:
         policy: str = "block",
         queue_bytes: int = 2**28,
         vocabulary: Sequence[str] | str | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         set_field = object.__setattr__
         set_field(self, "rules", _with_names(rules))
@@ -69,6 +74,7 @@ class CapturePlan:
         set_field(
             self, "vocabulary", vocabulary if vocabulary is None or isinstance(vocabulary, str) else tuple(vocabulary)
         )
+        set_field(self, "names", None if names is None else dict(names))
         for key in ("budget_bytes", "queue_bytes"):
             if not is_count(getattr(self, key)):
                 raise CaptureError(
@@ -82,6 +88,12 @@ class CapturePlan:
             raise CaptureError(
                 f"CapturePlan: vocabulary is {vocabulary!r}; expected 'bytes', or the text of each token id"
             )
+
+        for point in self.names or ():
+            if point not in POINTS:
+                raise CaptureError(
+                    f"CapturePlan: names: unknown point {point!r}{did_you_mean(point, POINTS)}; known: {', '.join(POINTS)}"
+                )
 
     @classmethod
     def named(cls, name: str) -> CapturePlan:
@@ -142,6 +154,7 @@ class CapturePlan:
             "policy": self.policy,
             "queue_bytes": self.queue_bytes,
             "vocabulary": list(self.vocabulary) if isinstance(self.vocabulary, tuple) else self.vocabulary,
+            "names": self.names,
         }
 
     @classmethod

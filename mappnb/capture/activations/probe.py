@@ -147,7 +147,7 @@ class ActivationProbe:
                 self._chunks[number] = _Chunk(model, number, self)
             taps = [tap for chunk in self._chunks.values() for tap in chunk.taps]
             facts = self._facts()
-            self.num_layers = int(facts.get("num_layers", 0)) or _num_layers(taps)
+            self.num_layers = int(facts["num_layers"])
             check_fit(self.plan, facts)
             self._tell_missing()
             if self._batch is not None:
@@ -166,7 +166,10 @@ class ActivationProbe:
     def _facts(self) -> dict[str, Any]:
         from mappnb.capture.activations.facts import model_facts
 
-        return model_facts([chunk.model for chunk in self._chunks.values()])
+        facts = model_facts([chunk.model for chunk in self._chunks.values()])
+        if "num_layers" not in facts:
+            facts["num_layers"] = max(chunk.num_layers() for chunk in self._chunks.values())
+        return facts
 
     def _tell_missing(self) -> None:
         lines = [line for chunk in self._chunks.values() for line in chunk.missing]
@@ -304,10 +307,17 @@ class _Chunk:
         self.core = unwrapped(model)
         self.missing: list[str] = []
         names = [str(name) for name in probe.plan.point_names()]
-        self.taps = find_taps(model, points=names, missing=self.missing) if names else []
+        self.taps = find_taps(model, points=names, names=probe.plan.names, missing=self.missing) if names else []
         meta = probe._meta()
         self.reader = CallReader(self.core, meta.get("coords") or {}, meta.get("layout") or {})
         self._wanted: dict[Tap, tuple[int, ...]] = {}
+
+    def num_layers(self) -> int:
+        """Return the number of layers of a model whose configuration does not tell it."""
+        from mappnb.capture.activations.taps import find_taps
+
+        taps = find_taps(self.model, names=self._probe.plan.names)
+        return max((tap.layer for tap in taps), default=-1) + 1
 
     def rules_of(self, tap: Tap) -> tuple[int, ...]:
         """Return the numbers of the rules that want a tap in some step."""
@@ -358,10 +368,6 @@ def _embeddings(core: Any) -> list[Any]:
     import torch
 
     return [m for m in core.modules() if isinstance(m, torch.nn.Embedding)][:1]
-
-
-def _num_layers(taps: list[Tap]) -> int:
-    return max((tap.layer for tap in taps), default=-1) + 1
 
 
 def _nothing(tap: Tap, tensor: Any) -> None:

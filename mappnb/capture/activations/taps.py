@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ def find_taps(
     *,
     points: str | Iterable[str] | None = None,
     layers: Iterable[int] | None = None,
-    names: dict[str, str] | None = None,
+    names: Mapping[str, str] | None = None,
     missing: list[str] | None = None,
     error: type[MappnbError] = CaptureError,
 ) -> list[Tap]:

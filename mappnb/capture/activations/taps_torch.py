@@ -118,11 +118,15 @@ class _Finder:
 
     def _make(self, point: str, layer: int, site: Site, form: Form) -> Tap:
         dims = POINTS[point].dims
-        sizes = {"head": self.place.heads, "kv_head": self.place.kv_heads, "head_dim": self.place.head_dim}
-        other = {"hidden": self.place.hidden, "expert": self.place.experts}
-        other |= {"neuron": int(self.facts.get("ffn") or 0), "vocab": int(self.facts.get("vocab") or 0)}
-        shard = self.place.shard(point, tuple((sizes | other)[dim] for dim in dims))
-        return Tap(point, layer, shard, site, form, replaceable=point != "resid_mid")
+        known = {"head": self.place.heads, "kv_head": self.place.kv_heads, "head_dim": self.place.head_dim}
+        known |= {"hidden": self.place.hidden, "expert": self.place.experts}
+        known |= {"neuron": int(self.facts.get("ffn") or 0), "vocab": int(self.facts.get("vocab") or 0)}
+        sizes = tuple(known[dim] or _width(site) or (self._hidden() if dim == "hidden" else 0) for dim in dims)
+        return Tap(point, layer, self.place.shard(point, sizes), site, form, replaceable=point != "resid_mid")
+
+    def _hidden(self) -> int:
+        """Width of the embedding, where no configuration tells."""
+        return next((int(m.embedding_dim) for m in self.modules.values() if hasattr(m, "embedding_dim")), 0)
 
     def _form(self, point: str) -> Form | None:
         dims = POINTS[point].dims
@@ -213,6 +217,15 @@ def _by_input(module: Any) -> Any:
     """Return the weight of a linear layer, dims (input, output): GPT-2's Conv1D has it so already."""
     weight = module.weight.detach()
     return weight if type(module).__name__ == "Conv1D" else weight.t()
+
+
+def _width(site: Site) -> int:
+    """Length of the last dim of what passes a linear layer, an embedding or a norm; 0 for others."""
+    module = site.module
+    if isinstance(shape := getattr(module, "normalized_shape", None), tuple):
+        return int(shape[-1])
+    names = ("out_features", "embedding_dim", "nf") if site.side == "out" else ("in_features", "nx")
+    return next((int(getattr(module, name)) for name in names if hasattr(module, name)), 0)
 
 
 def _block(table: Mapping[str, tuple[str, ...]]) -> str:
