@@ -29,6 +29,7 @@ COMMANDS = (
     ["bench_stragglers_speed.py"],
     ["bench_json_to_verdict.py"],
     ["bench_watch.py", "--fault"],
+    ["bench_tensor_stats.py"],
 )
 
 

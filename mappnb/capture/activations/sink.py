@@ -17,7 +17,7 @@ from mappnb.capture.activations.plan import CapturePlan
 from mappnb.capture.activations.queue import ByteQueue
 from mappnb.capture.activations.selected import Streams, Target
 from mappnb.capture.activations.shard import Shard
-from mappnb.capture.activations.sink_thread import SinkThread
+from mappnb.capture.activations.sink_thread import SinkThread, written
 
 __all__ = ["ActivationSink"]
 
@@ -36,7 +36,7 @@ class ActivationSink:
     fail : callable, optional
         ``fail(where, error)``, called once when the sink turns itself off; it may be called from another thread.
     tell : callable, optional
-        Called with the counters as keywords whenever a block is closed: see :attr:`counters`.
+        Called with the counters as keywords whenever a block is closed, and at the end: see :attr:`counters`.
     join_s : float
         How long the blocks of small steps are joined.
 
@@ -90,18 +90,15 @@ class ActivationSink:
             ``written_bytes`` (of closed blocks), ``raw_bytes`` (before compression), ``blocks``, ``waited_s`` (of the training thread),
             ``dropped`` and ``thinned`` (tensors, by stream), ``missed`` (what a stream could not take, and why).
         """
-        files = self._thread.files
-        return {
-            "written_bytes": files.bytes if files else 0,
-            "raw_bytes": files.raw_bytes if files else 0,
-            "blocks": files.blocks if files else 0,
-            "waited_s": self._queue.waited_s,
-            **self._counts(),
-            "missed": dict(self._missed),
-        }
+        return {**written(self._thread.files), **self._counts()}
 
     def _counts(self) -> dict[str, Any]:
-        return {"dropped": dict(self._dropped), "thinned": dict(self._thinned)}
+        return {
+            "waited_s": round(self._queue.waited_s, 6),
+            "dropped": dict(self._dropped),
+            "thinned": dict(self._thinned),
+            "missed": dict(self._missed),
+        }
 
     def fail(self, where: str, err: BaseException) -> None:
         """Turn the sink off for good."""

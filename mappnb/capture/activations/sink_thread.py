@@ -14,10 +14,16 @@ from mappnb.capture.activations.pieces import Piece, StatsOfStep, WeightPiece
 from mappnb.capture.activations.plan import CapturePlan
 from mappnb.capture.activations.queue import ByteQueue
 
-__all__ = ["SinkThread"]
+__all__ = ["SinkThread", "written"]
 
 _ROUND_S = 0.5
 _FOLDER_PATIENCE_S = 5.0  # a short program ends before its rank has joined the run
+
+
+def written(files: BlockFiles | None) -> dict[str, int]:
+    """Return what was written so far."""
+    found = (files.bytes, files.raw_bytes, files.blocks) if files else (0, 0, 0)
+    return dict(zip(("written_bytes", "raw_bytes", "blocks"), found, strict=True))
 
 
 class SinkThread:
@@ -72,7 +78,7 @@ class SinkThread:
                     break
                 elif self.files is not None and self.files.is_old and not self._in_step:
                     self._commit()
-            self._commit()
+            self._commit(last=True)
         except BaseException as err:  # noqa: BLE001 (whatever it is, it must be told)
             if self.files is not None:
                 self.files.abort()
@@ -117,14 +123,15 @@ class SinkThread:
             del plan["vocabulary"]
         return {**meta, "plan": plan}
 
-    def _commit(self) -> None:
-        files = self.files
-        if files is None:
-            return
-        files.commit(**self._counts())
-        if self._tell is not None and files.blocks > self._told:
-            self._told = files.blocks
-            self._tell(written_bytes=files.bytes, raw_bytes=files.raw_bytes, blocks=files.blocks, **self._counts())
+    def _commit(self, *, last: bool = False) -> None:
+        """Close the block that is open; tell of a new one, and of everything at the end."""
+        files, counts = self.files, self._counts()
+        if files is not None:
+            files.commit(dropped=counts["dropped"], thinned=counts["thinned"])
+        blocks = files.blocks if files else 0
+        if self._tell is not None and (last or blocks > self._told):
+            self._told = blocks
+            self._tell(**written(files), **self._counts())
 
     def end(self, timeout_s: float) -> bool:
         """Wait until all is written; False if it is not in time."""

@@ -348,6 +348,18 @@ def test_head_statistics_are_those_of_the_function(tmp_path):
         assert block.streams["heads"]["entropy"].attrs["chosen"] == {"head": [1, 6]}
 
 
+def test_head_statistics_need_all_tokens_and_say_so(tmp_path):
+    shards = [Shard(("sample", "token", dim, "head_dim"), (4, 4), token="cp") for dim in ("head", "kv_head")]
+    run = Recording(tmp_path, Capture(["q_rot", "k_rot"], mode="heads"))
+    run.sink.begin(microbatch(tokens=16, slots=zigzag(16, 0, 2)))
+    for point, shard in zip(("q_rot", "k_rot"), shards, strict=True):
+        run.sink.put(0, tap(point, shard=shard), torch.randn(2, 8, 4, 4))
+    run.sink.end_step(0)
+    run.close()
+    assert run.failures == [] and run.files == []
+    assert "context parallelism" in run.told[-1]["missed"]["heads"]
+
+
 def test_weights_are_kept_by_step_and_layer(tmp_path):
     run = Recording(tmp_path, Capture("unembed"))
     unembed = Shard(("vocab", "hidden"), (10, 4), split={"vocab": Split(0, 2, 0, 10, 20)})
@@ -430,6 +442,7 @@ def test_drop_leaves_out_and_counts(tmp_path, slow_disk):
     run.sink.end_step(0)
     run.close()
     dropped = run.sink.counters["dropped"]["full"]
+    assert run.told[-1] == run.sink.counters
     assert dropped == 6 and run.log[0]["dropped"] == {"full": 6} and run.sink.counters["waited_s"] == 0
     with run.block() as block:
         assert block.samples("full")["microbatch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
