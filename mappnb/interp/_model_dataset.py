@@ -99,14 +99,10 @@ def _placed(records: Sequence[Record], batch: Batch, layers: Sequence[int]) -> t
     present = np.zeros((rows, len(layers), slots, *full[:split_dims]), bool)
     for record in records:
         bounds = [record.split.get(dim, (0, size, size)) for dim, size in zip(point.dims, full, strict=True)]
-        where: tuple[Any, ...] = (
-            slice(int(record.rows[0]), int(record.rows[-1]) + 1),
-            layers.index(record.layer),
-            slice(int(record.slots[0]), int(record.slots[-1]) + 1),
-            *(slice(start, stop) for start, stop, _ in bounds),
-        )
-        values[where] = record.values
-        present[where[: 3 + split_dims]] = True
+        here = slice(int(record.rows[0]), int(record.rows[-1]) + 1), layers.index(record.layer)
+        where: tuple[Any, ...] = (slice(None), record.slots, *(slice(start, stop) for start, stop, _ in bounds))
+        values[here][where] = record.values
+        present[here][where[: 2 + split_dims]] = True
     return _user_order(values, batch), _user_order(present, batch)
 
 

@@ -54,7 +54,9 @@ def gather_records(records: list[Record], group: Any, device: Any) -> list[Recor
     return result
 
 
-def gather_logits(local: Any, shape: tuple[int, ...], *, dtype: Any, device: Any) -> Any:
+def gather_logits(
+    local: Any, shape: tuple[int, ...], *, dtype: Any, device: Any, shares: list[np.ndarray] | None = None
+) -> Any:
     """Return the logits of the last stage on every rank of the replica, bit-equal.
 
     Parameters
@@ -65,6 +67,8 @@ def gather_logits(local: Any, shape: tuple[int, ...], *, dtype: Any, device: Any
         Of the whole: the last entry is the vocabulary, padding included.
     dtype, device
         Of the logits.
+    shares : list of ndarray, optional
+        Slots of each context-parallel rank; logits without a slot dim are 0 on all of these ranks but one.
     """
     import torch
     import torch.distributed as dist
@@ -78,6 +82,23 @@ def gather_logits(local: Any, shape: tuple[int, ...], *, dtype: Any, device: Any
             parts = [torch.empty_like(whole) for _ in range(tp.size())]
             dist.all_gather(parts, whole, group=tp)
             whole = torch.cat(parts, -1)
+        whole = whole if shares is None else _over_shares(whole, shares)
     if pp.size() > 1:
         dist.broadcast(whole, src=dist.get_process_group_ranks(pp)[-1], group=pp)
     return whole
+
+
+def _over_shares(logits: Any, shares: list[np.ndarray]) -> Any:
+    """Put logits of the context-parallel ranks together, dims (row, slot, vocab) or (row, vocab)."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_context_parallel_group()
+    if logits.dim() == 2:
+        dist.all_reduce(logits, group=group)
+        return logits
+    parts = [torch.empty_like(logits) for _ in shares]
+    dist.all_gather(parts, logits.contiguous(), group=group)
+    order = torch.as_tensor(np.argsort(np.concatenate(shares)), device=logits.device)
+    return torch.cat(parts, 1)[:, order]

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from mappnb.errors import InterpError
 from mappnb.interp._model_batch import Batch
 from mappnb.interp._model_gather import gather_logits
@@ -92,7 +94,7 @@ def run_model(
         local = job.scheduled()
         rows = len(batch.packed)
         shape = (rows, batch.packed.shape[1], vocab_size) if which == "all" else (rows, vocab_size)
-        return gather_logits(local, shape, dtype=job.dtype, device=job.device)
+        return gather_logits(local, shape, dtype=job.dtype, device=job.device, shares=job.shares)
 
 
 class _Job:
@@ -107,6 +109,7 @@ class _Job:
         self.tokens = torch.as_tensor(batch.packed, device=self.device)
         self.last = torch.as_tensor(batch.last, device=self.device)
         self.logits: dict[int, Any] = {}  # microbatch -> this rank's columns
+        self.shares = _shares(batch.packed.shape[1]) if is_megatron(chunks[0]) else None
 
     def plain(self) -> Any:
         """Call a torch module once."""
@@ -126,6 +129,12 @@ class _Job:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         self._mask = torch.ones(1, 1, *2 * self.tokens.shape[1:], dtype=torch.bool, device=self.device).triu(1)
+        self._positions = torch.arange(self.tokens.shape[1], device=self.device)
+        if self.shares is not None:
+            from megatron.core import parallel_state
+
+            self.handler.share = self.shares[parallel_state.get_context_parallel_rank()]
+            self._positions = torch.as_tensor(self.handler.share, device=self.device)
         count = self.batch.num_microbatches
         iterators = [iter(range(count)) for _ in self.chunks]
         with _quiet_config(self.chunks, backward=self.loss is not None):
@@ -146,9 +155,8 @@ class _Job:
 
         index = next(iterator)
         self.handler.rows = rows = self.batch.rows[index]
-        tokens = self.tokens[torch.as_tensor(rows, device=self.device)]
-        positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
-        return chunk(tokens, positions, self._mask), partial(self._finish, index=index)
+        tokens = self.tokens[torch.as_tensor(rows, device=self.device)][:, self._positions]
+        return chunk(tokens, self._positions.expand_as(tokens), self._mask), partial(self._finish, index=index)
 
     def _finish(self, logits: Any, *, index: int, non_loss_data: bool = False) -> Any:
         self._pick(index, logits)
@@ -156,19 +164,45 @@ class _Job:
             return index
         from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-        whole = gather_from_tensor_model_parallel_region(self._last(logits, index))
-        # the schedule divides by the number of microbatches, in place
-        return self.loss(whole) * self.batch.num_microbatches, {}
+        whole, size = gather_from_tensor_model_parallel_region(self._last(logits, index)), 1
+        if self.shares is not None:  # the gradient goes to the rank that has the token
+            size = len(self.shares)
+            whole = _summed(whole.detach()) + (whole - whole.detach())
+        # the schedule multiplies by the context-parallel size and divides by the number of microbatches, in place
+        return self.loss(whole) * (self.batch.num_microbatches / size), {}
 
     def _last(self, logits: Any, index: int) -> Any:
         import torch
 
         last = self.last[torch.as_tensor(self.batch.rows[index], device=self.device)]
-        return logits[torch.arange(len(last), device=self.device), last]
+        rows = torch.arange(len(last), device=self.device)
+        if self.handler.share is None:
+            return logits[rows, last]
+        found = self._positions == last[:, None]  # (row, local slot)
+        return logits[rows, found.int().argmax(1)] * found.any(1)[:, None]
 
     def _pick(self, index: int, logits: Any) -> None:
         picked = logits if self.which == "all" else self._last(logits, index)
         self.logits[index] = picked.detach().to(self.dtype)
+
+
+def _shares(num_slots: int) -> list[np.ndarray] | None:
+    """Slots of each context-parallel rank, None without: of twice as many pieces as ranks, rank r has r and the r-th from the end."""
+    from megatron.core import parallel_state
+
+    size = parallel_state.get_context_parallel_world_size()
+    pieces = np.arange(num_slots).reshape(2 * size, -1) if size > 1 else None
+    return None if pieces is None else [np.concatenate([pieces[r], pieces[-1 - r]]) for r in range(size)]
+
+
+def _summed(tensor: Any) -> Any:
+    """Sum over the context-parallel ranks; all but one have 0."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    tensor = tensor.clone()
+    dist.all_reduce(tensor, group=parallel_state.get_context_parallel_group())
+    return tensor
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.activation_points import POINTS, PointName
+from mappnb.errors import InterpError
 from mappnb.interp.edits import Edit, EditSet, Where
 
 __all__ = ["Handler", "Record", "edit_handler"]
@@ -71,6 +72,7 @@ class Handler:
         self.wanted = frozenset(wanted)
         self.place, self.inject, self.gradients = place, dict(inject or {}), gradients
         self.rows: np.ndarray | None = None  # of the microbatch in work
+        self.share: np.ndarray | None = None  # slots of this context-parallel rank
         self.records: list[Record] = []
 
     @property
@@ -84,7 +86,7 @@ class Handler:
     def __call__(self, tap: Any, tensor: Any) -> Any:
         """Look at one tensor, dims (sample, token, *features); return what to put in its place, or None."""
         rows = np.arange(tensor.shape[0]) if self.rows is None else self.rows
-        slots = token_slots(tap.shard, tensor.shape[1])
+        slots = token_slots(tap.shard, tensor.shape[1], self.share)
         num_slots = tensor.shape[1] * tap.shard.token_size if self.place is None else self.place.shape[1]
         result = self.edits.apply(
             tap.point, tap.layer, tensor, Where(rows, slots, self.place, num_slots, split_of(tap.shard))
@@ -128,9 +130,15 @@ def split_of(shard: Any) -> dict[str, tuple[int, int, int]]:
     return {dim: (part.start, part.stop, part.total) for dim, part in shard.split.items()}
 
 
-def token_slots(shard: Any, count: int) -> np.ndarray:
-    """Return the packed slot of each of ``count`` tokens of a local tensor."""
+def token_slots(shard: Any, count: int, share: np.ndarray | None) -> np.ndarray:
+    """Return the packed slot of each of ``count`` tokens of a local tensor, given the rank's share of the sequence."""
     first = shard.token_rank * count
+    if share is not None:
+        return share[first : first + count]
+    if "cp" in shard.token:
+        raise InterpError(
+            "edits of forwards that are not Model's own need context parallelism of 1: slots would be unknown"
+        )
     return np.arange(first, first + count)
 
 

@@ -63,23 +63,19 @@ class Model:
     Raises
     ------
     InterpError
-        For context parallelism, or a tokenizer that is none.
+        For a tokenizer that is none, or a model without its process groups.
 
     Notes
     -----
     Every rank calls every method with equal arguments. Megatron-core's schedule runs the model with ``forward_only``; collectives of ours
-    come after it, over the ranks of one replica (tensor × pipeline), so each data-parallel replica answers for itself. Dropout is off.
+    come after it, over the ranks of one replica (tensor × pipeline × context), so each data-parallel replica answers for itself. Dropout
+    is off. Under context parallelism the core attention gets the causal mask of the whole sequence, or, as Transformer Engine's, heeds none.
     """
 
     def __init__(self, model_or_chunks: Any, tokenizer: Any = None, *, vocab_size: int | None = None) -> None:
         self.chunks = list(model_or_chunks) if isinstance(model_or_chunks, (list, tuple)) else [model_or_chunks]
         self.tokenizer = as_tokenizer(tokenizer)
         self.layout = layout_of(self.chunks)
-        if self.layout["cp"] > 1:
-            raise InterpError(
-                f"context parallelism of {self.layout['cp']}: a live model needs the whole prompt on each rank, and padding cannot be "
-                "told to a sequence in zigzag order; load the weights with cp 1 (recording works with any cp)"
-            )
         self.padded_vocab_size = _vocab_size(self.chunks[0])
         self.vocab_size = self.padded_vocab_size if vocab_size is None else int(vocab_size)
 
@@ -195,12 +191,13 @@ class Model:
 
     def batch(self, tokens: Any, mask: Any) -> Batch:
         """Return the batch for one run, cut as the layout asks."""
-        sequence_parallel = self.layout["sequence_parallel"]
+        cp = self.layout["cp"]
+        tp = self.layout["tp"] if self.layout["sequence_parallel"] else 1
         return pack(
             tokens,
             mask,
             vocab_size=self.vocab_size,
-            slots_multiple=self.layout["tp"] if sequence_parallel else 1,
+            slots_multiple=tp * (2 * cp if cp > 1 else 1),
             num_microbatches=self.layout["pp"] if self.layout["num_chunks"] > 1 else 1,
         )
 
@@ -251,9 +248,12 @@ class Model:
         import torch.distributed as dist
         from megatron.core import parallel_state
 
-        group = parallel_state.get_model_parallel_group()
-        device = next(self.chunks[0].parameters()).device if dist.get_backend(group) == "nccl" else "cpu"
-        return gather_records(records, group, device)
+        groups = [parallel_state.get_model_parallel_group()]
+        groups += [parallel_state.get_context_parallel_group()] if self.layout["cp"] > 1 else []
+        for group in groups:
+            device = next(self.chunks[0].parameters()).device if dist.get_backend(group) == "nccl" else "cpu"
+            records = gather_records(records, group, device)
+        return records
 
     def labels(self, tokens: np.ndarray, mask: np.ndarray) -> xr.Dataset:
         """Return the coordinates of samples and tokens alone, as activations have them."""

@@ -24,6 +24,9 @@ LAYOUTS = {
     "tp2 pp2 sp dp1": (4, {"tp": 2, "pp": 2, "sequence_parallel": True}),
     "pp2 interleaved": (2, {"pp": 2, "vpp": 2}),
     "dp2": (2, {}),
+    "cp2": (2, {"cp": 2}),
+    "cp2 tp2 sp": (4, {"cp": 2, "tp": 2, "sequence_parallel": True}),
+    "cp2 pp2": (4, {"cp": 2, "pp": 2}),
 }
 
 
