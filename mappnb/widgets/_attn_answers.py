@@ -13,7 +13,18 @@ from mappnb.errors import MappnbError
 from mappnb.widgets._attn_codes import bins, difference_codes, encode, pooled, strongest
 from mappnb.widgets._attn_source import Source
 
-__all__ = ["Cells", "Heads", "columns", "frames", "heads_at_once", "overview", "row", "sample_label", "thumb_size"]
+__all__ = [
+    "THUMB_QUERIES",
+    "Cells",
+    "Heads",
+    "columns",
+    "frames",
+    "heads_at_once",
+    "overview",
+    "row",
+    "sample_label",
+    "thumb_size",
+]
 
 Array = np.ndarray[Any, Any]
 

@@ -92,7 +92,7 @@ def _sample(view: Attention, sample: int, cells: int, *, most_bytes: int | None)
     if most_bytes is not None and len(heads) * cells * cells > 16 * most_bytes:
         return None  # it would not fit, however well it packs
     packed, side, lower = _packed(view, sample, cells, heads)
-    scores = told.scores_told(source.scores(sample))
+    scores = told.scores_told(source.scores(sample) if told.scores_soon(source, sample) else [])
     scored, _ = with_arrays(scores.content, scores.arrays, binary=False)
     size = len(packed) + 14 * num + 6 * len(heads) * len(scores.arrays) + 500
     if most_bytes is not None and size > most_bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mappnb.palette import DIVERGING, RISING
 from mappnb.svg import Canvas
-from mappnb.widgets._attn_answers import Cells, Heads, columns, overview, sample_label
+from mappnb.widgets._attn_answers import THUMB_QUERIES, Cells, Heads, columns, overview, sample_label
 from mappnb.widgets._attn_codes import MISSING, decode, difference_values
 from mappnb.widgets._attn_tokens import shown_all
 from mappnb.widgets._attn_where import Where
@@ -31,6 +31,8 @@ LEAST_LABEL = 11
 LOG_LEAST = 1e-4
 MOST_CELLS = 128
 MOST_ROWS = 10
+MOST_WORK = 20_000_000
+"""Weights that are worked out for a picture which was not asked for: some 2 s."""
 FONT = "font:12px system-ui,sans-serif"
 STYLE = (
     "<style>.mappnb-still-attn text{font:11px system-ui,sans-serif;fill:var(--jp-ui-font-color1,currentColor)}"
@@ -151,7 +153,8 @@ def _table(view: Attention) -> str:
         rows = []
         for name in scores:
             if frame[name].notna().any():
-                best = frame.loc[frame[name].idxmin() if name == "entropy" else frame[name].idxmax()]
+                at = int(frame[name].argmin() if name == "entropy" else frame[name].argmax())
+                best = frame.iloc[at]
                 words = f"{name.replace('_', ' ')}{', least' if name == 'entropy' else ''}"
                 rows.append([words, f"layer {int(best['layer'])}, head {int(best['head'])}", f"{best[name]:.3g}"])
         return _html_table(["score", "most in", "value"], rows) if rows else ""
@@ -193,4 +196,8 @@ def snapshot(view: Attention) -> PictureSnapshot:
 def twin(view: Attention) -> str:
     """Return the picture as an HTML fragment."""
     words = html.escape(f"{view.describe()}, as it was saved. {caption(view)}")
+    source, where = view._source, view._where
+    num = len(source.tokens(where.sample))
+    if where.layer is None and len(source.layers) * len(source.heads) * num * min(num, THUMB_QUERIES) > MOST_WORK:
+        return f'{STYLE}<p style="{FONT}">{words} No picture was saved: view.snapshot() makes one.</p>'
     return f'{STYLE}<figure style="margin:0">{svg(view)}<figcaption style="{FONT}">{words}</figcaption></figure>'

@@ -16,14 +16,23 @@ from mappnb.widgets._attn_tokens import shown_all
 from mappnb.widgets._attn_where import MODES, SCALES, Where
 from mappnb.widgets._messages import Answer
 
-__all__ = ["cells_told", "ranges", "scores_told", "state_told", "tokens_told", "where_asked", "where_told"]
+__all__ = [
+    "cells_told",
+    "ranges",
+    "scores_soon",
+    "scores_told",
+    "state_told",
+    "tokens_told",
+    "where_asked",
+    "where_told",
+]
 
 MOST_SAMPLES = 200
 """Samples that the choices list; of more, their number is typed."""
 ASCENDING = ("entropy",)
 """Scores of which the least comes first."""
-SCORE_LIMIT = 2_000_000_000
-"""Scores come by themselves where heads x tokens x tokens are fewer."""
+SCORE_LIMIT = 20_000_000
+"""Scores come by themselves where heads x tokens x tokens are fewer: within some 2 s."""
 
 
 def ranges(numbers: Sequence[int], word: str) -> str:
@@ -59,6 +68,11 @@ def where_asked(source: Source, where: Where, asked: Mapping[str, Any]) -> Where
     return moved
 
 
+def scores_soon(source: Source, sample: int) -> bool:
+    """Return whether the head scores of a sample are worked out quickly."""
+    return len(source.layers) * len(source.heads) * len(source.tokens(sample)) ** 2 < SCORE_LIMIT
+
+
 def tokens_told(source: Source, sample: int) -> dict[str, Any]:
     """Return the tokens of a sample as they are shown, and the samples of other steps that go with it."""
     tokens = source.tokens(sample)
@@ -74,7 +88,6 @@ def tokens_told(source: Source, sample: int) -> dict[str, Any]:
 def state_told(source: Source, where: Where, *, title: str) -> dict[str, Any]:
     """Return what there is, for a browser that has drawn the view."""
     num = len(source.samples)
-    cost = len(source.layers) * len(source.heads) * len(source.tokens(where.sample)) ** 2
     return {
         **where_told(source, where),
         "title": title,
@@ -83,7 +96,7 @@ def state_told(source: Source, where: Where, *, title: str) -> dict[str, Any]:
         "num_samples": num,
         "samples": [sample_label(source.samples, i) for i in range(num)] if num <= MOST_SAMPLES else [],
         "causal": source.facts.get("causal") is not False,
-        "scores_soon": cost < SCORE_LIMIT,
+        "scores_soon": scores_soon(source, where.sample),
         "options": {
             name: [list(o) for o in known.items()]
             for name, known in (("scale", SCALES), ("pool", POOLS), ("mode", MODES))

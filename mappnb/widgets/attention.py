@@ -108,7 +108,8 @@ class Attention(View):
     ) -> None:
         self._source: Source = source_of(source, tokens)
         self._caller = "run.attention" if isinstance(source, Run) else "mappnb.widgets.Attention"
-        self._given = [] if isinstance(source, Run) else ["activations"]
+        self._run = source if isinstance(source, Run) else None
+        self._given = [] if self._run is not None else ["activations"]
         self._last = [] if tokens is None else ["tokens=tokens"]
         at = sample_at(self._source.samples, sample, step)
         other = None if compare is None and compare_step is None else self._other(at, compare, compare_step)
@@ -195,6 +196,15 @@ class Attention(View):
         """Put another sample beside it, or the same one at another step; without arguments none."""
         other = None if sample is None and step is None else self._other(self._where.sample, sample, step)
         self._go(replace(self._where, compare=other))
+
+    def refresh(self) -> None:
+        """Look again at a run that is being recorded; place and selection stay."""
+        if self._run is not None:
+            self._run.refresh()
+            self._source.release()
+            self._source = source_of(self._run)
+            state = told.state_told(self._source, self._where, title=self.describe())
+            self.send_answer(Answer({**state, "kind": "state"}))
 
     @property
     def code(self) -> str:
@@ -369,3 +379,4 @@ class Attention(View):
     def release(self) -> None:
         """Let go of the data."""
         self._source.release()
+        self._run = None

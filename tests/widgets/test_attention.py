@@ -609,3 +609,24 @@ def test_snapshot_and_twin(view, tmp_path):
     view.compare(2)
     assert view.snapshot().svg.count("<image") == 3
     assert WORDS[1].replace(" ", "·") in view.snapshot().svg
+
+
+def test_refresh_finds_what_was_written_since(tmp_path, monkeypatch):
+    facts = {"causal": True, "softmax_scale": 1.0, "window": None, "softcap": None, "alibi": False, "sinks": None}
+    monkeypatch.setattr(activation_runs, "FACTS", {**activation_runs.FACTS, **facts})
+    points = ("q_rot", "k_rot")
+    run = mappnb.attach(activation_runs.write_run(tmp_path / "run", points=points, steps=(0,)))
+    view = run.attention(layer=1, head=1)
+    front = Front(view)
+    activation_runs.add_block(tmp_path / "run", 0, 1, activation_runs.block_of(0, Layout(), 1, points=points))
+    view.refresh()
+    assert len(view.samples) == 8 and front.last("state")[0]["num_samples"] == 8
+    assert view._where.layer == 1 and frames(view.samples, 0) == [0, 4]
+
+
+def test_a_picture_nobody_asked_for_is_cheap():
+    num = 2048
+    tokens = [str(i) for i in range(num)]
+    view = Attention(np.broadcast_to(np.eye(num, dtype=np.float32), (6, 8, num, num)), tokens=tokens)
+    assert "view.snapshot()" in view.twin_html() and "<svg" not in view.twin_html()
+    assert Front(view).last("state")[0]["scores_soon"] is False

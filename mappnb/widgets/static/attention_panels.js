@@ -51,7 +51,7 @@ class ScorePanel {
     if (!scores || !this.node.open || (this.drawn && this.drawn.scores === scores && this.drawn.order === order)) return;
     this.drawn = { scores, order };
     if (!scores.list.length) {
-      this.body.replaceChildren(make("p", { class: "mappnb-muted", text: "A ready array has no queries and keys to work scores out from." }));
+      this.body.replaceChildren(make("p", { class: "mappnb-muted", text: "No scores here: view.scores works them out, from queries and keys." }));
       return;
     }
     const by = scores.list.some(({ name }) => name === order) ? order : scores.list[0].name;
