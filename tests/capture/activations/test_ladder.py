@@ -19,7 +19,17 @@ pytest.importorskip("megatron.core", reason="needs torch and megatron-core")
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
 slow = pytest.mark.slow
 TOLERANCE = 1e-5
-PLAN = {"rules": [{"points": ["all", "resid_post.grad"], "name": "full"}], "vocabulary": "bytes"}
+PLAN = {
+    "rules": [
+        {"points": ["all", "resid_post.grad"], "name": "full"},
+        {"points": ["all"], "mode": "stats", "name": "stats"},
+        {"points": ["q_rot", "k_rot"], "mode": "heads", "name": "heads"},
+        {"points": ["resid_post", "q", "k"], "tokens": 5, "heads": [0, 3], "layers": [1, 3], "name": "last"},
+        {"points": ["q", "mlp_act", "resid_mid"], "mode": "sketch", "size": 8, "name": "sketch"},
+        {"points": ["unembed", "final_ln_weight", "w_o", "w_out"], "name": "parameters"},
+    ],
+    "vocabulary": "bytes",
+}
 TINY = TrainSettings(
     layers=4,
     hidden=48,
@@ -61,12 +71,14 @@ def record(world_size, **changes):
     launch(settings, world_size=world_size, timeout_s=280)
     run = mappnb.attach(settings.run_dir)
     ds = read(run)
-    assert run.meta["problems"] == {} and run.meta["missing_points"] == []
+    assert run.meta["problems"] == {}
+    assert bool(run.meta["missing_points"]) == bool(settings.experts), "inside experts there is no order of tokens"
+    assert all(".mlp_" in line or "router" in line for line in run.meta["missing_points"])
     return run, ds
 
 
-def read(run):
-    ds = run.activations["full"].to_dataset()
+def read(run, stream="full"):
+    ds = run.activations[stream].to_dataset()
     layout = json.loads(ds.attrs["layout"])
     number = (ds.microbatch * layout["dp"] + ds.dp_rank) * TINY.micro_batch + ds["index"]
     return ds.isel(sample=np.lexsort([number.values, ds.step.values])).assign_attrs(
@@ -75,8 +87,13 @@ def read(run):
 
 
 @functools.cache
+def single_run(**changes):
+    return record(1, **changes)[0]
+
+
+@functools.cache
 def single(**changes):
-    return record(1, **changes)[1].load()
+    return read(single_run(**changes)).load()
 
 
 def errors(ds, truth):
@@ -129,8 +146,59 @@ LAYOUTS = [
 @pytest.mark.parametrize(("world_size", "changes"), LAYOUTS)
 def test_assembled_equals_the_single_process(world_size, changes):
     truth = single(**{k: changes[k] for k in MODEL if k in changes})
-    _, ds = record(world_size, **changes)
+    assert ("router_prob" in truth) == ("experts" in changes)
+    run, ds = record(world_size, **changes)
     check(ds, truth)
+    check_other_streams(run, single_run(**{k: changes[k] for k in MODEL if k in changes}), changes)
+
+
+def check_other_streams(run, one, changes):
+    """What is left of each point by other modes, shards merged, summed or selected, is the same for every layout."""
+    for stream in ("last", "sketch"):
+        ds, truth = read(run, stream), read(one, stream)
+        assert set(ds.data_vars) == set(truth.data_vars)
+        np.testing.assert_array_equal(ds.token, truth.token)
+        assert not {k: e for k, e in errors(ds, truth.load()).items() if not e <= TOLERANCE}
+        assert all(ds[f"{n}_present"].values.all() for n in ds.data_vars)
+    ds, truth = run.activations["stats"].to_dataset(), one.activations["stats"].to_dataset()
+    assert set(truth.point.values) >= {"q", "logits", "resid_post"}
+    np.testing.assert_array_equal(ds["count"], truth["count"])
+    assert (truth["count"].sel(point="q", layer=3) > 0).all()
+    for name in ("mean", "std", "min", "max", "absmax", "kurtosis", "sparsity", "num_nan"):
+        np.testing.assert_allclose(ds[name], truth[name], rtol=2e-4, atol=1e-6)
+    assert (abs(ds["histogram"] - truth["histogram"]).sum("bin") <= 2e-3 * truth["count"] + 4).all()
+    if "cp" not in changes:  # the rank's own head statistics need all tokens
+        ds, truth = read(run, "heads"), read(one, "heads")
+        assert ds["entropy"].dims == ("sample", "layer", "head")
+        for name in truth.data_vars:
+            np.testing.assert_allclose(ds[name], truth[name], atol=2e-5)
+    ds, truth = run.activations["weights"].to_dataset(), one.activations["weights"].to_dataset()
+    assert set(truth.data_vars) >= {"unembed", "final_ln_weight", "w_o"}
+    assert truth.w_o.dims == ("step", "layer", "head", "head_dim", "hidden")
+    for name in truth.data_vars:
+        np.testing.assert_array_equal(ds[name], truth[name])
+        assert ds[f"{name}_present"].values.all()
+
+
+def test_selected_tokens_heads_and_layers_are_those_of_the_whole():
+    whole, last = single(), read(single_run(), "last")
+    np.testing.assert_array_equal(last.token, np.arange(11, 16))
+    np.testing.assert_array_equal(last["head"], [0, 3])
+    np.testing.assert_array_equal(last["layer"], [1, 3])
+    np.testing.assert_array_equal(last.q, whole.q.isel(layer=[1, 3], token=slice(11, None), head=[0, 3]))
+    np.testing.assert_array_equal(last.k, whole.k.isel(layer=[1, 3], token=slice(11, None)))
+    np.testing.assert_array_equal(last.token_id, whole.token_id.isel(token=slice(11, None)))
+
+
+def test_statistics_are_those_of_the_tensors():
+    whole, stats = single(), single_run().activations["stats"].to_dataset()
+    for name in ("q", "logits"):
+        values = whole[name].values if name == "logits" else whole[name].isel(layer=2).values
+        row = stats.sel(point=name, layer=-1 if name == "logits" else 2).isel(step=0)
+        assert int(row["count"]) == values.size and int(row["histogram"].sum()) == np.count_nonzero(values)
+        np.testing.assert_allclose(
+            [row["mean"], row["std"], row["max"]], [values.mean(), values.std(), values.max()], atol=1e-5
+        )
 
 
 def test_the_single_process_captures_what_it_should():
