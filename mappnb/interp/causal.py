@@ -77,17 +77,8 @@ def causal_trace(
     cells; a window of ``w`` layers around layer ``l`` is ``l - w // 2`` to ``l + ceil(w / 2) - 1``, cut at the ends.
     """
     live = model if isinstance(model, Model) else Model(model)
-    for kind in kinds:
-        if kind not in TRACED:
-            raise InterpError(f"kind {kind!r}; known: {', '.join(TRACED)}{did_you_mean(kind, TRACED)}")
-    if samples < 1 or window < 1 or noise < 0:
-        raise InterpError(
-            f"samples {samples}, window {window}, noise {noise}: expected at least 1, at least 1 and at least 0"
-        )
-    ids, mask = live.encode(prompt)
-    if len(ids) != 1:
-        raise InterpError(f"one prompt was expected, {len(ids)} given: call once for each")
-    tokens = np.asarray(ids[0][mask[0]])
+    _check(kinds, samples, window, noise)
+    tokens = live.encode_one(prompt)
     places = find_subject(live, tokens, subject)
     clean = live.forward(tokens[None], capture=["embed", *(TRACED[kind] for kind in kinds)], logits="last")
     target = int(clean.logits.values[0].argmax()) if answer is None else live.token(answer)
@@ -112,6 +103,16 @@ def causal_trace(
     ).assign_attrs(noise=noise * std, samples=samples, window=window, seed=seed)
 
 
+def _check(kinds: Sequence[str], samples: int, window: int, noise: float) -> None:
+    for kind in kinds:
+        if kind not in TRACED:
+            raise InterpError(f"kind {kind!r}; known: {', '.join(TRACED)}{did_you_mean(kind, TRACED)}")
+    if samples < 1 or window < 1 or noise < 0:
+        raise InterpError(
+            f"samples {samples}, window {window}, noise {noise}: expected at least 1, at least 1 and at least 0"
+        )
+
+
 def find_subject(model: Model, tokens: np.ndarray, subject: Any) -> list[int]:
     """Return the tokens of a prompt that a subject covers.
 
@@ -130,21 +131,27 @@ def find_subject(model: Model, tokens: np.ndarray, subject: Any) -> list[int]:
         If it is not there.
     """
     if isinstance(subject, str):
-        pieces = [str(text) for text in model.texts(tokens)]
-        whole = "".join(pieces)
+        heads = [_text(model, tokens[:i]) for i in range(len(tokens) + 1)]  # tokens alone may lose their spaces
+        whole = heads[-1]
         start = whole.rfind(subject) if subject else -1
         if start < 0:
             raise InterpError(
                 f"subject {subject!r} is not in the prompt {whole!r}; give its text as it stands there, or tokens"
             )
-        edges = np.cumsum([0, *map(len, pieces)])
-        return [i for i in range(len(pieces)) if edges[i] < start + len(subject) and edges[i + 1] > start]
+        edges = [len(head) for head in heads]
+        return [i for i in range(len(tokens)) if edges[i] < start + len(subject) and edges[i + 1] > start]
     places = np.arange(len(tokens))[
         subject if isinstance(subject, slice) else np.atleast_1d(np.asarray(subject, np.int64))
     ]
     if not len(places):
         raise InterpError(f"subject {subject!r}: no token of the {len(tokens)} of the prompt")
     return [int(i) for i in places]
+
+
+def _text(model: Model, tokens: np.ndarray) -> str:
+    if model.tokenizer is None:
+        return "".join(map(str, model.texts(tokens)))
+    return str(model.tokenizer.decode(tokens.tolist())) if len(tokens) else ""
 
 
 def _corruption(clean: xr.Dataset, places: list[int], std: float, samples: int, seed: int) -> Edit:

@@ -215,10 +215,7 @@ def explain(
     Direct logit attribution: Elhage et al. 2021 ("A Mathematical Framework for Transformer Circuits"); attribution patching: Nanda 2023.
     """
     live = model if isinstance(model, Model) else Model(model)
-    ids, mask = live.encode(prompt)
-    if len(ids) != 1:
-        raise InterpError(f"one prompt was expected, {len(ids)} given: call once for each")
-    tokens = np.asarray(ids[0][mask[0]])
+    tokens = live.encode_one(prompt)
     target = live.token(token)
     other = None if instead_of is None else live.token(instead_of)
     measure = live.metric(target if other is None else (target, other))

@@ -69,7 +69,7 @@ class Model:
     -----
     Every rank calls every method with equal arguments. Megatron-core's schedule runs the model with ``forward_only``; collectives of ours
     come after it, over the ranks of one replica (tensor × pipeline × context), so each data-parallel replica answers for itself. Dropout
-    is off. Under context parallelism the core attention gets the causal mask of the whole sequence, or, as Transformer Engine's, heeds none.
+    is off. Under context parallelism the core attention gets the causal mask of the whole sequence, or (Transformer Engine) heeds none.
     """
 
     def __init__(self, model_or_chunks: Any, tokenizer: Any = None, *, vocab_size: int | None = None) -> None:
@@ -121,6 +121,19 @@ class Model:
         if not rows:
             raise InterpError("prompts: there are none; give at least one")
         return rectangle(rows)
+
+    def encode_one(self, prompt: Any) -> np.ndarray:
+        """Return token ids, dims (token,), of exactly one prompt.
+
+        Raises
+        ------
+        InterpError
+            For several prompts, and as `encode`.
+        """
+        ids, mask = self.encode(prompt)
+        if len(ids) != 1:
+            raise InterpError(f"one prompt was expected, {len(ids)} given: call once for each")
+        return np.asarray(ids[0][mask[0]])
 
     def token(self, token: Any) -> int:
         """Return the id of one token, given as text or id; see `one_token`."""

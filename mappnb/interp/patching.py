@@ -70,7 +70,7 @@ def activation_patching(
     info = POINTS.get(name)
     if info is None:
         raise InterpError(f"point {point!r}: weights cannot be patched; choose an activation, such as 'resid_post'")
-    ids = [_one_prompt(live, prompt) for prompt in (clean, corrupted)]
+    ids = [live.encode_one(prompt) for prompt in (clean, corrupted)]
     if len(ids[0]) != len(ids[1]):
         raise InterpError(
             f"clean has {len(ids[0])} tokens ({live.texts(ids[0]).tolist()}), corrupted {len(ids[1])} "
@@ -92,13 +92,6 @@ def activation_patching(
         values, dims=tuple(axes), coords=axes, name=name, attrs={"clean": float(best), "corrupted": float(base)}
     )
     return _with_texts(result, live, ids)
-
-
-def _one_prompt(live: Model, prompt: Any) -> np.ndarray:
-    ids, mask = live.encode(prompt)
-    if len(ids) != 1:
-        raise InterpError(f"one prompt was expected, {len(ids)} given: call once for each")
-    return np.asarray(ids[0][mask[0]])
 
 
 def _axes(values: xr.DataArray, layers: Any, tokens: Any, heads: Any, live: Model) -> dict[str, list[int]]:

@@ -7,6 +7,7 @@ import pytest
 
 from mappnb.errors import InterpError
 from mappnb.interp import Model, causal_trace
+from mappnb.interp.causal import find_subject
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
@@ -82,6 +83,28 @@ def test_what_must_come_out(made):
     still = causal_trace(Model(made, "bytes"), PROMPT, subject=[1, 2], samples=2, noise=0.0, kinds=["mlp"], answer="x")
     np.testing.assert_allclose(still["probability"], still["clean"], rtol=1e-4)
     assert still.attrs["answer"] == "x"
+
+
+class Words:
+    """Words are tokens, and a token alone has lost its space, as in sentencepiece."""
+
+    words = ("The", "Space", "Needle", "is", "in")
+
+    def encode(self, text):
+        return [self.words.index(word) for word in text.split()]
+
+    def decode(self, ids):
+        return " ".join(self.words[i] for i in ids)
+
+
+def test_a_subject_is_found_by_its_text(made):
+    model = Model(made, Words())
+    tokens = model.encode_one("The Space Needle is in The Space")
+    assert find_subject(model, tokens, "Space Needle") == [1, 2]
+    assert find_subject(model, tokens, "Space") == [6], "the last one"
+    assert find_subject(model, tokens, "eedl") == [2]
+    assert find_subject(model, tokens, -1) == [6]
+    assert find_subject(Model(made), np.array([1, 23, 4]), "23") == [1]
 
 
 def test_mistakes_are_told(made):

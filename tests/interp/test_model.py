@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from mappnb.errors import InterpError
-from mappnb.interp import Edit, Model, edited
+from mappnb.interp import Edit, Model, attention_pattern, check_context, edited
 
 torch = pytest.importorskip("torch", reason="needs torch and megatron-core")
 pytest.importorskip("megatron.core", reason="needs torch and megatron-core")
@@ -118,6 +118,16 @@ def test_residual_stream_and_lens(model):
     assert dict(only["k"].sizes)["kv_head"] == 2
     assert dict(only["q"].sizes)["head"] == 4
     assert only["token_text"].values[0].tolist() == list("hello")
+
+
+def test_attention_can_be_recomputed_from_it(model):
+    left = np.array([[7, 7, *b"abc"], list(b"defgh")])
+    run = model.forward(left, left != 7, capture=["q_rot", "k_rot", "v", "z"])
+    for sample in range(2):
+        assert float(check_context(run.activations, sample=sample).max()) <= 1e-5
+    pattern = attention_pattern(run.activations, layer=1, head=3, sample=0)
+    np.testing.assert_allclose(pattern.values[2:, 2:].sum(1), 1.0, atol=1e-6)
+    assert (pattern.values[2:, :2] == 0).all()
 
 
 def test_capture_and_strength_0_are_bit_identical(model):
