@@ -207,15 +207,19 @@ def test_recorded_read_and_computed_again(tmp_path):
 def test_learned_sinks_of_two_ranks(tmp_path):
     """Each rank knows half of them; recorded as a weight they are put together."""
     tokens = repeated_tokens(8)
-    plan = {
-        "rules": [{"points": ["q_rot", "k_rot", "v", "z"], "name": "attention"}, {"points": ["sinks"], "name": "sinks"}]
-    }
+    points = ["q_rot", "k_rot", "v", "z"]
+    plan = {"rules": [{"points": points, "name": "attention"}, {"points": ["sinks"], "name": "sinks"}]}
+    plan["rules"].append({"points": points[:2], "mode": "heads", "name": "heads"})
     run_ranks(record_sinks, 2, induction_circuit(), tokens, str(tmp_path / "run"), plan, timeout_s=240, preload=PRELOAD)
     activations = mappnb.attach(tmp_path / "run").activations
     assert activations["weights"]["sinks"].values.tolist() == [[[1500.0, 500.0], [1500.0, 1000.0]]]
     assert float(check_context(activations).max()) <= 1e-12
     pattern = attention_pattern(activations, layer=1, head=0)
     assert pattern["sink"].values.round(9).tolist() == [1.0] * 9 + [0.0] * 8, "2000 beats 1500, BOS at 1000 does not"
+    stats, job = head_statistics(activations), activations["heads"].to_dataset()
+    for name in ("entropy", "bos_mass", "induction"):
+        np.testing.assert_allclose(job[name].transpose("sample", "layer", "head"), stats[name], atol=1e-6, err_msg=name)
+    assert float(job["bos_mass"].sel(layer=1)[0, 0]) == 0.0
     with pytest.raises(SchemaError, match=r"were not recorded.*mappnb\.Capture\(\['sinks'\]\)"):
         attention_pattern(activations["attention"].to_dataset(), layer=1, head=0)
 

@@ -39,6 +39,7 @@ def head_statistics(
     layer: int = 0,
     head_start: int = 0,
     mask: Tensor | None = None,
+    sinks: Tensor | None = None,
     tile: int | None = None,
 ) -> dict[str, Tensor]:
     """Return the statistics of this rank's heads, without ever holding a whole pattern.
@@ -59,6 +60,8 @@ def head_statistics(
         Global number of the first head of ``q``.
     mask : Tensor, dims (sample, token), optional
         True for real tokens, False for padding.
+    sinks : Tensor, dims (head,), optional
+        Learned sinks of this rank's heads as they are now (``core_attention.softmax_offset``), in place of those in ``facts``.
     tile : int, optional
         Queries at a time; by default what keeps a tile below 16 MiB in float32.
 
@@ -87,7 +90,10 @@ def head_statistics(
         raise CaptureError(
             f"head statistics of layer {layer}: {q.shape[2]} heads do not divide into {k.shape[2]} key heads"
         )
-    job = _Job.start(q, k, token_ids, attention_rules(facts, layer), head_start, mask)
+    known = facts if sinks is None else {**facts, "softmax_type": "vanilla", "sinks": None}
+    job = _Job.start(q, k, token_ids, attention_rules(known, layer), head_start, mask)
+    if sinks is not None:
+        job.sinks = sinks.detach().to(job.q.dtype)[:, None, None]
     samples, tokens, heads, _ = q.shape
     step = tile or max(1, _TILE_ELEMENTS // max(1, samples * heads * tokens))
     for first in range(0, tokens, step):

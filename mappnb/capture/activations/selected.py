@@ -38,7 +38,10 @@ class Target:
         self.shard_dict = tap.shard.to_dict()
         self._chosen, self._heads = self._choose(facts)
         self.wanted = tap.shard.writes and (self._heads is None or len(self._heads) > 0)
+        self.sinks: Any = None
         if self.mode == "heads":
+            if facts.get("softmax_type") == "learnable":
+                self.sinks = getattr(tap.site.module, "softmax_offset", None)
             self.wanted = tap.point == "k_rot" or self.wanted
         dims = ("token", *tap.shard.features)
         self.packed_dims = (*dims[:-1], _PACKED_DIM.get(self.mode, dims[-1]))

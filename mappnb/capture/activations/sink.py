@@ -230,7 +230,14 @@ class ActivationSink:
             return
         facts = self._streams.facts
         found = head_statistics(
-            q, k, now.token_ids, facts, layer=target.layer, head_start=query.start_of("head"), mask=now.mask
+            q,
+            k,
+            now.token_ids,
+            facts,
+            layer=target.layer,
+            head_start=query.start_of("head"),
+            mask=now.mask,
+            sinks=query.sinks,
         )
         tokens = self._tokens_of(rule_index, query, now)
         for name, all_heads in found.items():
