@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mappnb.capture.marks import current
 from mappnb.errors import InterpError
 from mappnb.interp._model_batch import Batch
 from mappnb.interp._model_gather import gather_logits
@@ -88,6 +89,7 @@ def run_model(
         stack.enter_context(torch.set_grad_enabled(loss is not None))
         if loss is not None:
             stack.enter_context(_frozen(chunks))
+            stack.enter_context(_unrecorded())
         job = _Job(chunks, batch, handler, which, loss)
         if not is_megatron(chunks[0]):
             return job.plain()
@@ -229,6 +231,20 @@ def _gathered(chunks: Sequence[Any]) -> Iterator[None]:
     finally:
         for chunk in waiting:
             chunk.enable_forward_pre_hook()
+
+
+@contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Keep a backward pass that is no training step out of this process's recording."""
+    session = current()
+    if session is None or not session.recorder.enabled:
+        yield
+        return
+    session.recorder.enabled = False
+    try:
+        yield
+    finally:
+        session.recorder.enabled = not session.degraded
 
 
 @contextmanager

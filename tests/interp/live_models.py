@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -179,8 +179,9 @@ def everything(settings):
         return found
 
 
-def training(settings, asked):
+def training(settings, asked, run_dir=None):
     """Losses of a training job; ``asked``: with questions to the model after each step, as a notebook would put them."""
+    import mappnb
     from mappnb.interp import Model, explain, generate
     from mappnb.testing import gpt_train, megatron_on_cpu
     from mappnb.testing.gpt_settings import TrainSettings
@@ -190,6 +191,7 @@ def training(settings, asked):
     cpu, losses = torch.device("cpu"), []
     made = TrainSettings(layers=2, hidden=32, heads=4, steps=3, global_batch=4, dropout=0.0, **settings)
     with megatron_on_cpu(force=True), gpt_train._process_group(cpu), gpt_train._model_parallel(made, True):
+        recording = mappnb.record(run_dir, activations="default") if run_dir else nullcontext()
         job = gpt_train._Job.build(made, cpu)
 
         def step(report):
@@ -199,5 +201,6 @@ def training(settings, asked):
                 generate(model, "hi", max_new_tokens=2, capture="all")
                 assert abs(explain(model, "hello", "a", instead_of="b").unexplained) < 1e-5
 
-        list(job.steps(step, StopFlag(), None))
+        with recording:
+            list(job.steps(step, StopFlag(), None))
     return losses

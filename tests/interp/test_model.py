@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+import mappnb
 from mappnb.errors import InterpError
 from mappnb.interp import Edit, Model, attention_pattern, check_context, edited
 
@@ -73,6 +74,23 @@ def test_questions_between_steps_leave_training_bit_equal(ranks, settings):
     )
     assert plain == asked
     assert plain[0][0] > plain[0][-1] > 0
+
+
+@pytest.mark.dist
+def test_questions_are_no_steps_of_a_recording(tmp_path):
+    """Step table, forward steps of training and captured samples are those of the job alone."""
+    runs = []
+    for asked in (False, True):
+        run_ranks(training, 1, {}, asked, str(tmp_path / str(asked)), timeout_s=240, preload=PRELOAD)
+        runs.append(mappnb.attach(tmp_path / str(asked)))
+    assert [not run.meta.get("problems") for run in runs] == [True, True]
+    assert all(run.steps["step"].values.tolist() == [0, 1, 2] for run in runs)
+    counts = [int(((run.events["op"] == "forward_step") & (run.events["category"] == "compute")).sum()) for run in runs]
+    backward = [int((run.events["op"] == "backward_step").sum()) for run in runs]
+    assert backward == [12, 12]
+    assert counts[0] == 12
+    first, second = (run.activations["stats"] for run in runs)
+    assert first["count"].equals(second["count"])
 
 
 def test_logits_are_those_of_the_model_itself(model, chunks):
