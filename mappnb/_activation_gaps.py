@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mappnb._activation_index import Found
+from mappnb._activation_index import WEIGHTS, Found
 from mappnb.errors import LayoutError
 from mappnb.layout import Layout
 from mappnb.paths import ACTIVATIONS, INC_NAME, RANK_NAME
@@ -83,6 +83,8 @@ def _expected(found: Sequence[Found], layout: Layout) -> set[int]:
     wide = {coords[f.part.rank]["pp"] for f in found if f.part.rank in coords and parts[id(f.arrays)]}
     out = set()
     for rank, at in coords.items():
+        if found[0].stream == WEIGHTS and (at["dp"] or at["cp"]):
+            continue  # all replicas have the same: the first writes it
         stage, tp = at["pp"], at["tp"]
         peers = stage in wide or (stage not in {coords[r]["pp"] for r in wrote} and bool(wide))
         if stage in stages and (
