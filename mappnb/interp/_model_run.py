@@ -15,7 +15,7 @@ from mappnb.interp._model_batch import Batch
 from mappnb.interp._model_gather import gather_logits
 from mappnb.interp._model_taps import Handler
 
-__all__ = ["Loss", "is_megatron", "layout_of", "run_model", "unwrap"]
+__all__ = ["Loss", "is_megatron", "layout_of", "max_tokens", "run_model", "unwrap"]
 
 Loss = Callable[[Any], Any]
 """Logits at the last real token, dims (row, vocab) -> a number to go backward from."""
@@ -54,6 +54,16 @@ def layout_of(chunks: Sequence[Any]) -> dict[str, int]:
         "num_chunks": len(chunks),
         "sequence_parallel": int(unwrap(chunks[0]).config.sequence_parallel),
     }
+
+
+def max_tokens(chunk: Any) -> int | None:
+    """Return how many tokens a model has learned positions for, None where positions have no end."""
+    inner = unwrap(chunk)
+    if is_megatron(chunk):
+        learned = getattr(inner, "position_embedding_type", "") == "learned_absolute"
+        return int(inner.max_sequence_length) if learned else None
+    limit = getattr(getattr(inner, "config", None), "n_positions", None)
+    return None if limit is None else int(limit)
 
 
 def run_model(

@@ -128,6 +128,10 @@ class Edit:
             raise InterpError(f"edit of {self.point}: kind {self.kind!r} {wants}")
         if isinstance(self.value, (xr.Dataset, xr.DataArray)):
             object.__setattr__(self, "value", Activations(self.value))
+        if self.kind == "mean" and not isinstance(self.value, Activations):
+            raise InterpError(
+                f"edit of {self.point}: kind 'mean' averages activations; for a vector of your own take kind 'set'"
+            )
         dims = POINTS[self.point].dims
         for what, known in (("heads", _HEADS), ("neurons", _UNITS)):
             if getattr(self, what) is not None and dims[0] not in known:

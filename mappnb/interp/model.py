@@ -10,13 +10,13 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from mappnb.activation_points import POINTS, PointName, parse_point, point_names, resolve
+from mappnb.activation_points import GROUPS, POINTS, PointName, parse_point, point_names, resolve
 from mappnb.errors import InterpError
 from mappnb.interp._model_batch import Batch, pack, rectangle
 from mappnb.interp._model_dataset import activations_of, weights_of_records
 from mappnb.interp._model_gather import gather_records
 from mappnb.interp._model_metric import Metric, as_metric, one_token
-from mappnb.interp._model_run import is_megatron, layout_of, run_model, unwrap
+from mappnb.interp._model_run import is_megatron, layout_of, max_tokens, run_model, unwrap
 from mappnb.interp._model_taps import Handler, Record, split_of
 from mappnb.interp._model_tokens import as_tokenizer, encoded, texts_of
 from mappnb.interp.edits import Edit, check_edits
@@ -76,6 +76,10 @@ class Model:
         self.chunks = list(model_or_chunks) if isinstance(model_or_chunks, (list, tuple)) else [model_or_chunks]
         self.tokenizer = as_tokenizer(tokenizer)
         self.layout = layout_of(self.chunks)
+        if getattr(getattr(unwrap(self.chunks[0]), "config", None), "mtp_num_layers", None):
+            raise InterpError(
+                "multi-token prediction: megatron-core runs such a model with labels only; load it without mtp_num_layers"
+            )
         self.padded_vocab_size = _vocab_size(self.chunks[0])
         self.vocab_size = self.padded_vocab_size if vocab_size is None else int(vocab_size)
 
@@ -200,10 +204,18 @@ class Model:
         found, records = self.run(batch, wanted, edits, which=logits, metric=metric)
         value = None if metric is None else _metric_value(metric, found, batch, logits)
         activations = self.dataset(records, batch)
+        self._check_found(capture, activations)
         return Forward(_labelled(found, batch, logits, self.vocab_size), activations, value)
 
     def batch(self, tokens: Any, mask: Any) -> Batch:
         """Return the batch for one run, cut as the layout asks."""
+        if not self.facts.get("causal", True):
+            raise InterpError(
+                "this model is not causal: it cannot be asked what follows, and padding would change what it says"
+            )
+        limit, width = max_tokens(self.chunks[0]), np.shape(np.atleast_2d(tokens))[-1]
+        if limit is not None and width > limit:
+            raise InterpError(f"{width} tokens; the model has learned positions for {limit}")
         cp = self.layout["cp"]
         tp = self.layout["tp"] if self.layout["sequence_parallel"] else 1
         return pack(
@@ -231,6 +243,14 @@ class Model:
                 [name.layer] if name.layer >= 0 or chosen is None or not POINTS[name.point].per_layer else chosen
             )
         }
+
+    def _check_found(self, capture: Any, activations: xr.Dataset) -> None:
+        """Raise for a point that was asked for by its own name and that the model has nowhere."""
+        words = [capture] if isinstance(capture, str) else list(capture or ())
+        for name in point_names([w for w in words if w.removesuffix(".grad") not in GROUPS], error=InterpError):
+            if f"{name.point}{'_grad' if name.grad else ''}" not in activations:
+                gated = "; it is gated" if self.facts.get("gated") else ""
+                raise InterpError(f"point {str(name)!r}: this model does not have it{gated}; leave it out")
 
     def run(
         self,

@@ -283,6 +283,8 @@ def test_a_mistake_is_told_before_anything_runs(model):
         (lambda: model.forward("hello", capture="q.grad"), r"'\.grad' point needs gradients="),
         (lambda: model.forward(np.array([[1, 400]])), r"sample 0, token 1: id 400; the model has ids 0 to 255"),
         (lambda: model.forward(np.array([[1, 2]]), np.array([[False, False]])), "sample 0: no token is real"),
+        (lambda: model.forward("hello", capture=["q", "mlp_gate"]), "point 'mlp_gate': this model does not have it"),
+        (lambda: Edit(point="z", kind="mean", value=1.0), "kind 'mean' averages activations"),
         (lambda: model.forward("hello", logits="first"), "expected 'all' or 'last'"),
         (lambda: model.forward("hello", gradients=("a", "bc")), r"token 'bc': the tokenizer makes 2 tokens of it"),
         (lambda: Edit(point="z", kind="zeros"), r"kind is 'zeros'; known: .*; did you mean 'zero'"),
