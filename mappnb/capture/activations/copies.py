@@ -27,7 +27,7 @@ class Copies:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._kept_bytes = limit_bytes, 0
-        self._free: dict[tuple[int, bool], list[Tensor]] = {}
+        self._free: dict[tuple[Any, Any, bool], list[Tensor]] = {}
         self._lock = threading.Lock()
         self._streams: dict[Any, Any] = {}
 
@@ -56,26 +56,21 @@ class Copies:
         return self._streams[device]
 
     def _take(self, tensor: Tensor) -> Tensor:
-        """Return memory for a tensor."""
+        """Return memory for a tensor, of its shape and dtype: views of bytes would cost as much as a small copy."""
         import torch
 
-        size, pinned = tensor.numel() * tensor.element_size(), tensor.device.type == "cuda"
+        pinned = tensor.is_cuda
         with self._lock:
-            free = self._free.get((size, pinned))
-            raw = free.pop() if free else None
-            if raw is not None:
-                self._kept_bytes -= size
-        if raw is None:
-            raw = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        return raw.view(tensor.dtype).view(tensor.shape)
+            free = self._free.get((tensor.dtype, tensor.shape, pinned))
+            kept = free.pop() if free else None
+            if kept is not None:
+                self._kept_bytes -= kept.numel() * kept.element_size()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned) if kept is None else kept
 
     def give_back(self, copy: Tensor) -> None:
         """Take the memory of a copy that is written; nobody may look at it any more."""
-        import torch
-
-        raw = copy.view(-1).view(torch.uint8)
-        size = raw.numel()
-        key = (size, bool(self._streams) and raw.is_pinned())
+        size = copy.numel() * copy.element_size()
+        key = (copy.dtype, copy.shape, bool(self._streams) and copy.is_pinned())
         with self._lock:
             if (
                 self._kept_bytes + size > self._limit_bytes
@@ -83,5 +78,5 @@ class Copies:
                 self._free.clear()
                 self._kept_bytes = 0
             if size <= self._limit_bytes:
-                self._free.setdefault(key, []).append(raw)
+                self._free.setdefault(key, []).append(copy)
                 self._kept_bytes += size

@@ -107,9 +107,11 @@ def test_copies_are_contiguous_and_their_memory_is_used_again():
     assert copy.abs().sum() > 0
     address = copy.data_ptr()
     copies.give_back(copy)
-    again, _ = copies.copy(torch.ones(15, dtype=torch.float64))  # as many bytes
-    assert again.data_ptr() == address and again.dtype == torch.float64 and (again == 1).all()
-    other, _ = copies.copy(torch.ones(15, dtype=torch.float64))
+    unlike, _ = copies.copy(torch.ones(30))
+    assert unlike.data_ptr() != address
+    again, _ = copies.copy(torch.ones(6, 5))
+    assert again.data_ptr() == address and (again == 1).all()
+    other, _ = copies.copy(torch.ones(6, 5))
     assert other.data_ptr() != address
 
 
