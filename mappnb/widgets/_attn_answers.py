@@ -128,6 +128,8 @@ def overview(source: Source, sample: int, *, first: int = 0, compare: int | None
     asked = None if every == 1 else queries
     out = np.empty((count, len(source.heads), size, size), np.uint8)
     for i, layer in enumerate(source.layers[first : first + count]):
+        for one in (sample,) if compare is None else (sample, compare):
+            source.prepare(one, layer)
         for k, head in enumerate(source.heads):
             values = source.pattern(sample, layer, head, asked)
             if compare is None:

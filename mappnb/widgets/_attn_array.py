@@ -51,6 +51,9 @@ class ArraySource:
         one = self._patterns.isel({**at, "query": rows, "key": tokens.kept})
         return np.asarray(one.values, np.float32)
 
+    def prepare(self, sample: int, layer: int) -> None:
+        """Prepare nothing: the patterns are there."""
+
     def scores(self, sample: int) -> list[Score]:
         """Return nothing: scores are worked out from queries and keys."""
         return []

@@ -78,8 +78,12 @@ def _heads(view: Attention) -> list[tuple[int, int]]:
 
 def _packed(view: Attention, sample: int, cells: int, heads: list[tuple[int, int]]) -> tuple[str, int, bool]:
     """Return heads in cells as base64 of deflated bytes, the cells along an axis, and whether only the lower triangle is kept."""
-    drawn = (columns(view._source, sample, a, h, pool=view._where.pool, most=cells).codes for a, h in heads)
-    codes = np.stack(list(drawn))
+    drawn = []
+    for layer, head in heads:
+        if len(heads) > FEW:
+            view._source.prepare(sample, layer)
+        drawn.append(columns(view._source, sample, layer, head, pool=view._where.pool, most=cells).codes)
+    codes = np.stack(drawn)
     lower = bool((np.triu(codes, 1) == 0).all())
     kept = codes[:, *np.tril_indices(codes.shape[1])] if lower else codes
     return base64.b64encode(zlib.compress(kept.tobytes(), 9)).decode("ascii"), int(codes.shape[1]), lower
@@ -89,7 +93,7 @@ def _sample(view: Attention, sample: int, cells: int, *, most_bytes: int | None)
     """Return every head of a sample in cells, or None if that is more than ``most_bytes``."""
     source = view._source
     num, heads = len(source.tokens(sample)), _heads(view)
-    if most_bytes is not None and len(heads) * cells * cells > 16 * most_bytes:
+    if most_bytes is not None and len(heads) * cells * cells > 40 * most_bytes:
         return None  # it would not fit, however well it packs
     packed, side, lower = _packed(view, sample, cells, heads)
     scores = told.scores_told(source.scores(sample) if told.scores_soon(source, sample) else [])

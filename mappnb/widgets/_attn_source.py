@@ -81,6 +81,9 @@ class Source(Protocol):
     def pattern(self, sample: int, layer: int, head: int, query: Array | None = None) -> Array:
         """Return attention, float32, dims (query, key), of the tokens of :meth:`tokens` (or of some); NaN where a shard is missing."""
 
+    def prepare(self, sample: int, layer: int) -> None:
+        """Take note that all heads of a layer will be asked for."""
+
     def scores(self, sample: int) -> list[Score]:
         """Return the head scores of a sample; none where there is nothing to work them out of."""
 
@@ -180,17 +183,24 @@ class StoredSource:
             found = self._kept.put(("layer", sample, layer), one, one.nbytes)
         return found  # type: ignore[no-any-return]
 
-    def pattern(self, sample: int, layer: int, head: int, query: Array | None = None) -> Array:
-        """Return the attention of one head; rows that need what was not recorded are NaN. Of short sequences a layer is done at once."""
-        tokens = self.tokens(sample)
-        if len(tokens) > MOST_AT_ONCE:
-            return self._computed(sample, layer, (head,), query)[0]
+    def prepare(self, sample: int, layer: int) -> None:
+        """Work out all heads of a layer at once, where the sequence is short: they are all wanted."""
         key = ("pattern", sample, layer)
-        found = self._kept.get(key)
-        if found is None:
+        if len(self.tokens(sample)) <= MOST_AT_ONCE and self._kept.get(key) is None:
             found = self._computed(sample, layer, self.heads, None)
             self._kept.put(key, found, found.nbytes)
-        one: Array = found[self.heads.index(head)]
+
+    def pattern(self, sample: int, layer: int, head: int, query: Array | None = None) -> Array:
+        """Return the attention of one head; rows that need what was not recorded are NaN."""
+        whole, num = self._kept.get(("pattern", sample, layer)), len(self.tokens(sample))
+        one: Array | None = (
+            self._kept.get(("head", sample, layer, head)) if whole is None else whole[self.heads.index(head)]
+        )
+        if one is None:
+            if query is not None and num > MOST_AT_ONCE:
+                return self._computed(sample, layer, (head,), query)[0]
+            one = self._computed(sample, layer, (head,), None)[0]
+            self._kept.put(("head", sample, layer, head), one, one.nbytes)
         return one if query is None else one[query]
 
     def _computed(self, sample: int, layer: int, heads: Sequence[int], query: Array | None) -> Array:

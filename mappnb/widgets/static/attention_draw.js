@@ -36,7 +36,8 @@ function overviewCaption(view, now, atlas) {
   const count = now.texts.length;
   const size = atlas ? atlas.size : count;
   const what = { a: "", b: "sample B: ", d: "A − B, orange where A is more: " }[view.which];
-  const cell = count > size ? `; a cell of about ${Math.round(count / size)} × ${Math.round(count / size)} tokens shows their ${where.pool === "max" || view.which === "d" ? "largest" : "mean"} weight` : "";
+  const per = shortNumber(count / size, 2);
+  const cell = count > size ? `; a cell of about ${per} × ${per} tokens shows their ${where.pool === "max" || view.which === "d" ? "largest" : "mean"} weight` : "";
   const every = atlas && atlas.every > 1 ? `, of one query in ${atlas.every}` : "";
   return `${what}${count} tokens, queries downwards, keys to the right${cell}${every}. Colours: ${view.state.options.scale.find(([key]) => key === where.scale)[1]}, 0 to 1.`;
 }

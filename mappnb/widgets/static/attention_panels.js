@@ -29,7 +29,8 @@ class ColourKey {
       const x = left + (signed ? (t + 1) / 2 : t) * bar;
       g.fillRect(x - 0.5, 13, 1, 4);
       g.textAlign = t === ticks[0] && !signed ? "left" : "center";
-      g.fillText(`${signed && shown > 0 ? "+" : ""}${shortNumber(shown, 3).replace("-", "−")}`, t === ticks[0] && !signed ? left : x, 25);
+      const text = shown !== 0 && Math.abs(shown) < 0.001 ? shown.toExponential(0) : shortNumber(shown, 3);
+      g.fillText(`${signed && shown > 0 ? "+" : ""}${text.replace("-", "−").replace("e-", "e−")}`, t === ticks[0] && !signed ? left : x, 25);
     }
     g.textAlign = "left";
     g.fillText(words, left + bar + 14, 8);
