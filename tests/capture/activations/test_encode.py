@@ -109,9 +109,9 @@ def test_copies_are_contiguous_and_their_memory_is_used_again():
     copies.give_back(copy)
     unlike, _ = copies.copy(torch.ones(30))
     assert unlike.data_ptr() != address
-    again, _ = copies.copy(torch.ones(6, 5))
+    again, _ = copies.copy(torch.ones(5, 6))
     assert again.data_ptr() == address and (again == 1).all()
-    other, _ = copies.copy(torch.ones(6, 5))
+    other, _ = copies.copy(torch.ones(5, 6))
     assert other.data_ptr() != address
 
 
