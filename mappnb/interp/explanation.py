@@ -219,9 +219,10 @@ def explain(
     target = live.token(token)
     other = None if instead_of is None else live.token(instead_of)
     measure = live.metric(target if other is None else (target, other))
+    parts = _points(live)
     points = [
-        *POINT_OF.values(),
-        *(f"{point}.grad" for point in POINT_OF.values()),
+        *parts,
+        *(f"{point}.grad" for point in parts),
         f"layers.{live.num_layers - 1}.resid_post",
     ]
     run = live.forward(tokens[None], capture=points, gradients=measure, logits="last")
@@ -242,6 +243,11 @@ def explain(
     return Explanation(table, metric, rest, live, activations, held, tokens, measure, question)
 
 
+def _points(live: Model) -> list[str]:
+    """Points of the components: neurons of experts are not known one by one."""
+    return [point for point in POINT_OF.values() if point != "mlp_act" or not live.facts.get("num_experts")]
+
+
 def _baseline(live: Model, baseline: Any, activations: xr.Dataset, width: int) -> dict[str, np.ndarray]:
     """Point -> baseline, dims ([layer,] token or 1, *features); empty for zero."""
     if isinstance(baseline, str) and baseline == "zero":
@@ -255,7 +261,7 @@ def _baseline(live: Model, baseline: Any, activations: xr.Dataset, width: int) -
                 f"baseline {baseline!r}: {int(mask.sum())} tokens, the prompt has {width}; expected 'zero', 'mean', recorded "
                 "activations, or a prompt of equal length"
             )
-        source = live.forward(ids[mask][None], capture=list(POINT_OF.values()), logits="last").activations
+        source = live.forward(ids[mask][None], capture=_points(live), logits="last").activations
     found = {}
     for point in POINT_OF.values():
         if point not in source:
