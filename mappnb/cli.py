@@ -82,13 +82,15 @@ def _import_options(command: argparse.ArgumentParser) -> None:
 
 def _export_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("run_dir")
-    command.add_argument("out", help="file to write: .json, .json.gz or .parquet")
-    command.add_argument("--format", choices=("chrome", "parquet"), help="default: told by the file's name")
+    command.add_argument("out", help="file to write: events as .json, .json.gz or .parquet, activations as .zarr")
+    command.add_argument("--format", choices=("chrome", "parquet", "zarr"), help="default: told by the file's name")
     command.add_argument(
         "--step", metavar="A:B", help="one step, or the steps from A to B, both included (default: all)"
     )
     command.add_argument(
-        "--redact", action="store_true", help="write names of users' own spans and of hosts as numbers"
+        "--redact",
+        action="store_true",
+        help="names of users' own spans and of hosts as numbers; activations without token ids, texts and prompts",
     )
 
 

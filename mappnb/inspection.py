@@ -7,6 +7,7 @@ import os
 import numpy as np
 
 from mappnb import analysis
+from mappnb.activations import streams_of
 from mappnb.display import bytes_text, layout_known
 from mappnb.run import Run, attach
 from mappnb.table_specs import TABLES
@@ -18,6 +19,7 @@ __all__ = ["check_run", "info_text"]
 def info_text(run_dir: str | os.PathLike[str]) -> str:
     """Return a few lines on what a run directory holds."""
     run = attach(run_dir)
+    streams = _streams_text(run)  # first: what is missing there is told in meta
     meta, steps = run.meta, run.steps
     rows = run._reader("events").rows
     layout = run.layout if layout_known(run) else "not in the trace"
@@ -31,6 +33,7 @@ def info_text(run_dir: str | os.PathLike[str]) -> str:
         f"events     {rows:,}",
         f"plan       {meta['plan']}",
     ]
+    lines += [f"tensors    {text}" for text in streams]
     if meta["versions"]:
         lines.append("versions   " + ", ".join(f"{k} {v}" for k, v in meta["versions"].items()))
     lines += [
@@ -45,11 +48,38 @@ def info_text(run_dir: str | os.PathLike[str]) -> str:
     return "\n".join(lines)
 
 
+def _streams_text(run: Run) -> list[str]:
+    """Return a line for each stream of captured activations; the blocks are only looked at if there are any."""
+    if not any(run.store.activation_ranks(i.number) for i in run.incarnations):
+        return []
+    return [
+        f"{name}: {', '.join(map(str, list(ds.data_vars)[:8]))}{', ...' if len(ds.data_vars) > 8 else ''} "
+        f"({', '.join(f'{d} {n}' for d, n in ds.sizes.items() if d in ('sample', 'step', 'point', 'layer', 'token'))})"
+        for name, ds in streams_of(run.activations).items()
+    ]
+
+
+def _left_out(run: Run) -> list[str]:
+    """Return what the capture of activations left out or could not do, by rank."""
+    out = []
+    for incarnation in run.incarnations:
+        for rank, info in sorted(incarnation.ranks.items()):
+            counters = info.get("activation_counters") or {}
+            for word in ("dropped", "thinned"):
+                lost = {k: n for k, n in (counters.get(word) or {}).items() if n}
+                out += [f"rank {rank}: {n} tensors of activations {word} in stream {k}" for k, n in lost.items()]
+            out += [f"rank {rank}: stream {k}: {why}" for k, why in (counters.get("missed") or {}).items()]
+            if why := info.get("degraded_activations"):
+                out.append(f"rank {rank}: capture of activations stopped: {why}")
+    return out
+
+
 def check_run(run_dir: str | os.PathLike[str]) -> list[str]:
     """Read every file of a run; return what is missing, damaged or inconsistent, an empty list if nothing is."""
     run = attach(run_dir)
     for table in TABLES:
         run._reader(table).verify()
+    _streams_text(run)  # what is missing or damaged there is told among the problems
     meta = run.meta
     out = [f"{where}: {why}" for where, why in meta["problems"].items()]
     out += [f"rank {r}: recording stopped early: {why}" for r, why in meta["degraded"].items()]
@@ -61,7 +91,7 @@ def check_run(run_dir: str | os.PathLike[str]) -> list[str]:
             out.append(f"incarnation {incarnation.number}: ranks {unended[:16]} did not end in good order (killed?)")
     if meta["dropped"]:
         out.append(f"{meta['dropped']} events were dropped by recorders under pressure")
-    return out + _inconsistent(run)
+    return out + _left_out(run) + _inconsistent(run)
 
 
 def _inconsistent(run: Run) -> list[str]:

@@ -330,3 +330,84 @@ def test_blocks_through_another_file_system(tmp_path):
     ds = mappnb.attach("memory://activation-run").activations["full"].to_dataset()
     np.testing.assert_array_equal(ds.q.values, expected("q", ds))
     memory.rm("/activation-run", recursive=True)
+
+
+def statistics_of(values, layers):
+    from mappnb.activation_stats import tensor_stats_reference
+
+    rows = [tensor_stats_reference(values[:, i]) for i in range(len(layers))]
+    attrs = {"mode": "stats", "layers": layers}
+    return {
+        "q": Stored(np.stack([r[0] for r in rows])[None], ("step", "layer", "field"), attrs),
+        "q_histogram": Stored(np.stack([r[1] for r in rows])[None], ("step", "layer", "bin"), {"layers": layers}),
+    }
+
+
+def test_statistics_of_shards_merge_into_those_of_the_whole(tmp_path, rng):
+    values = rng.standard_normal((5, LAYERS, 40)) * np.arange(1, 5)[:, None] + 3
+    values[0, 1, 0] = np.nan
+    path = write_run(tmp_path / "run", Layout(tp=2, pp=2), steps=())
+    for rank in range(4):
+        tp, pp = rank % 2, rank // 2
+        layers = [2 * pp, 2 * pp + 1]
+        stream = {
+            "step": Stored(np.array([7]), ("step",)),
+            **statistics_of(values[:, layers, 20 * tp : 20 * tp + 20], layers),
+        }
+        attrs = {"rank": rank, "layout": Layout(tp=2, pp=2).to_dict(), "model": {}, "plan": {}}
+        write_block(folder_of(path, rank) / "block-000000.zarr.zip", Block(attrs, {"stats": stream}))
+    ds = mappnb.attach(path).activations["stats"].to_dataset()
+    assert ds["mean"].dims == ("step", "point", "layer") and list(ds.point.values) == ["q"]
+    finite = np.where(np.isnan(values), np.nan, values)
+    for layer in range(LAYERS):
+        row = ds.sel(step=7, point="q", layer=layer)
+        x = finite[:, layer][np.isfinite(finite[:, layer])]
+        assert float(row["count"]) == len(x) and int(row["num_nan"]) == (layer == 1)
+        np.testing.assert_allclose(
+            [row["mean"], row["std"], row["min"], row["max"]], [x.mean(), x.std(), x.min(), x.max()]
+        )
+        np.testing.assert_allclose(row["kurtosis"], ((x - x.mean()) ** 4).mean() / x.var() ** 2)
+        exponents = np.floor(np.log2(np.abs(x))).astype(int)
+        assert int(row["histogram"].sel(bin=1)) == (exponents == 1).sum()
+
+
+def test_export_puts_shards_together_and_redacts(tmp_path, capsys):
+    from mappnb.cli import main
+
+    path = write_run(tmp_path / "run", Layout(tp=2, cp=2), points=ALL)
+    out = tmp_path / "out.zarr"
+    assert main(["export", str(path), str(out), "--step", "1"]) == 0
+    with xr.open_datatree(out, engine="zarr", consolidated=False) as tree:
+        ds = tree["full"].to_dataset().load()
+    np.testing.assert_array_equal(ds.step, [1] * 4)
+    np.testing.assert_array_equal(ds.q.values, expected("q", ds))
+    texts = np.array(ds.attrs["token_text_values"])[ds.token_text.values]
+    assert texts[0, 0] == chr(int(ds.token_id[0, 0]))
+    assert main(["export", str(path), str(out), "--redact"]) == 0
+    with xr.open_datatree(out, engine="zarr", consolidated=False) as tree:
+        ds = tree["full"].to_dataset().load()
+    assert not {"token_id", "token_text", "prompt", "embed", "logits", "embed_present"} & set(map(str, ds.variables))
+    assert "token_text_values" not in ds.attrs
+    np.testing.assert_array_equal(ds.q.values, expected("q", ds))
+    files = b"".join(f.read_bytes() for f in out.rglob("*") if f.is_file())
+    assert b"token_" not in files.replace(b"token_index", b"")
+
+
+def test_export_without_activations(make, tmp_path):
+    from mappnb.analysis import export
+
+    with pytest.raises(mappnb.MappnbError, match="no activations to export; captured: none"):
+        export(make(), tmp_path / "out.zarr")
+    assert list(tmp_path.glob("out*")) == []
+
+
+def test_info_and_check_tell_of_activations(tmp_path, capsys):
+    from mappnb.cli import main
+
+    path = write_run(tmp_path / "run", Layout(tp=2), points=("q", "k"), ranks=[0])
+    assert main(["info", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "tensors    full: q, k (sample 8, layer 4, token 16)" in text
+    assert "rank=00001: no shards of 2 steps" in text
+    assert main(["check", str(path)]) == 1
+    assert "rank=00001: no shards of 2 steps (0 to 1); its part is masked" in capsys.readouterr().out

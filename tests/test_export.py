@@ -182,7 +182,7 @@ def test_no_steps(text):
 
 
 def test_unknown_format(run, tmp_path):
-    with pytest.raises(MappnbError, match="format 'chrom'; known: chrome, parquet; did you mean 'chrome'"):
+    with pytest.raises(MappnbError, match="format 'chrom'; known: chrome, parquet, zarr; did you mean 'chrome'"):
         analysis.export(run, tmp_path / "t.json", format="chrom")
 
 

@@ -49,9 +49,10 @@ def export(
     run : Run or Dataset, dims (event,)
         Events, recorded, imported or simulated.
     path : path
-        ``.json``, ``.json.gz``: :func:`export_chrome`; ``.parquet``: :func:`export_parquet`.
+        ``.json``, ``.json.gz``: :func:`export_chrome`; ``.parquet``: :func:`export_parquet`; ``.zarr``: the activations,
+        :func:`mappnb.analysis.activation_export.export_activations`.
     format : str, optional
-        ``"chrome"`` or ``"parquet"``, whatever the name is.
+        ``"chrome"``, ``"parquet"`` or ``"zarr"``, whatever the name is.
     step, redact
         See there.
 
@@ -62,10 +63,10 @@ def export(
     """
     name = os.fspath(path)
     if format is None:
-        format = "chrome" if name.endswith((".json", ".json.gz")) else "parquet" if name.endswith(".parquet") else ""
+        format = next((f for end, f in _ENDINGS.items() if name.endswith(end)), "")
         if not format:
             raise MappnbError(
-                f"export: the name {name!r} tells no format; end it in .json, .json.gz or .parquet, or give one"
+                f"export: the name {name!r} tells no format; end it in .json, .json.gz, .parquet or .zarr, or give one"
             )
     if format not in _FORMATS:
         raise MappnbError(f"export: format {format!r}; known: {', '.join(_FORMATS)}{did_you_mean(format, _FORMATS)}")
@@ -298,4 +299,11 @@ def _sink(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
             tmp.unlink()
 
 
-_FORMATS: dict[str, Callable[..., Path]] = {"chrome": export_chrome, "parquet": export_parquet}
+def _export_zarr(run: Any, path: str | os.PathLike[str], **options: Any) -> Path:
+    from mappnb.analysis.activation_export import export_activations
+
+    return export_activations(run, path, **options)
+
+
+_FORMATS: dict[str, Callable[..., Path]] = {"chrome": export_chrome, "parquet": export_parquet, "zarr": _export_zarr}
+_ENDINGS = {".json": "chrome", ".json.gz": "chrome", ".parquet": "parquet", ".zarr": "zarr"}
