@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mappnb.activation_points import POINTS, WEIGHTS, PointName, point_names
@@ -119,21 +120,14 @@ class Capture:
 
     def point_names(self) -> list[PointName]:
         """Return the points that the rule names, gradients among them, layer -1 for every layer."""
-        names = point_names(self.points, error=CaptureError)
-        if self.gradients:
-            names += [PointName(n.point, n.layer, True) for n in names if not n.grad and n.point in POINTS]
-        return list(dict.fromkeys(names))
+        return list(_names(self.points, self.gradients))
 
     def wants(self, point: str, layer: int, *, grad: bool = False, num_layers: int) -> bool:
         """Whether a point of a model with ``num_layers`` layers is in the rule; ``layer`` is -1 for points that no layer holds."""
-        for name in self.point_names():
-            if (name.point, name.grad) == (point, grad):
-                if name.layer >= 0:
-                    if name.layer == layer:
-                        return True
-                elif layer < 0 or layer in layer_set(self.layers, num_layers):
-                    return True
-        return False
+        names = _names(self.points, self.gradients)
+        if layer >= 0 and PointName(point, layer, grad) in names:
+            return True
+        return PointName(point, -1, grad) in names and (layer < 0 or layer in layer_set(self.layers, num_layers))
 
     def wants_step(self, step: int) -> bool:
         """Whether the rule captures in a step."""
@@ -166,6 +160,15 @@ class Capture:
         known = {f.name for f in fields(cls)} - {"options"} | {key for options in MODES.values() for key in options}
         check_keys(values, known, "rule of a capture plan")
         return cls(**{key: unpack(value) for key, value in values.items()})
+
+
+@lru_cache(maxsize=256)
+def _names(points: tuple[str, ...], gradients: bool) -> dict[PointName, None]:
+    """Points that words stand for, in order."""
+    names = point_names(points, error=CaptureError)
+    if gradients:
+        names += [PointName(n.point, n.layer, True) for n in names if not n.grad and n.point in POINTS]
+    return dict.fromkeys(names)
 
 
 def _mode_options(mode: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:

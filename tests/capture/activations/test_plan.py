@@ -241,3 +241,27 @@ def test_named_plans(tmp_path) -> None:
 
 def test_public_names() -> None:
     assert mappnb.Capture is Capture and mappnb.CapturePlan is CapturePlan and callable(mappnb.metric)
+
+
+def test_exec_hands_the_plan_to_the_program(tmp_path, monkeypatch) -> None:
+    from mappnb.capture.execute import environment, execute
+
+    plan = CapturePlan(Capture("q", layers=slice(1, 3), tokens=TokenSample(4)), vocabulary=["a", "b"])
+    env = environment(run_dir=str(tmp_path), plan="default", resume=False, activations=plan)
+    assert parse_activations(env["MAPPNB_ACTIVATIONS"]) == plan
+    monkeypatch.setenv("MAPPNB_ACTIVATIONS", "{}")
+    assert "MAPPNB_ACTIVATIONS" not in environment(run_dir=str(tmp_path), plan="default", resume=False)
+    with pytest.raises(CaptureError, match="did you mean 'default'"):
+        execute(["python", "-c", "raise SystemExit(3)"], run_dir=str(tmp_path / "run"), activations="defalt")
+    assert not (tmp_path / "run").exists()
+
+
+def test_large_models_are_judged_at_once() -> None:
+    import time
+
+    facts = {**FACTS, "num_layers": 128}
+    begin = time.process_time()
+    CapturePlan(*NAMED["residual"], Capture("all", gradients=True, layers=[0], name="all")).estimate(
+        facts, sequence_length=8
+    )
+    assert time.process_time() - begin < 1.0

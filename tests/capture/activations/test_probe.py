@@ -308,6 +308,34 @@ def test_padding_by_mask() -> None:
     assert padding_of(None, 1, slots, 6) is None and padding_of(torch.zeros(1, 1, 6, 6), 1, slots, 6) is None
 
 
+def test_a_hugging_face_model_tells_its_tokens_from_the_first_call(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra mappnb[huggingface]")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+    )
+    net = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    mask, ids = torch.ones(2, 8, dtype=torch.long), torch.randint(0, 64, (3, 2, 8))
+    mask[0, :3] = 0
+    with mappnb.record(tmp_path / "run", activations=CapturePlan(Capture("all", gradients=True))):
+        for step in range(3):
+            net(input_ids=ids[step], attention_mask=mask, labels=ids[step]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    ds = mappnb.attach(tmp_path / "run").activations["full"].to_dataset()
+    assert ds["step"].values.tolist() == [0, 0, 1, 1, 2, 2]
+    np.testing.assert_array_equal(ds["token_id"].values.reshape(3, 2, 8), ids.numpy())
+    np.testing.assert_array_equal(ds["mask"].values, np.tile(mask.numpy().astype(bool), (3, 1)))
+    np.testing.assert_array_equal(ds["resid_pre"] + ds["attn_out"], ds["resid_mid"])
+    assert np.abs(ds["resid_mid_grad"].values).max() > 0
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize("layout", [dict(tp=2, pp=2), dict(pp=2, vpp=2), dict(cp=2, tp=2, sequence_parallel=True)])
 def test_losses_and_collectives_are_the_same_with_activations(tmp_path, layout) -> None:
