@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mappnb import sched as sched
     from mappnb import testing as testing
     from mappnb import widgets as widgets
+    from mappnb.capture.activations.metrics import metric as metric
+    from mappnb.capture.activations.plan import Capture as Capture
+    from mappnb.capture.activations.plan import CapturePlan as CapturePlan
+    from mappnb.capture.activations.plan import TokenSample as TokenSample
     from mappnb.capture.importers import import_trace as import_trace
     from mappnb.capture.marks import span as span
     from mappnb.capture.marks import step as step
@@ -36,6 +40,10 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "attach",
     "record",
+    "Capture",
+    "CapturePlan",
+    "TokenSample",
+    "metric",
     "import_trace",
     "step",
     "span",

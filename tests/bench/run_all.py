@@ -30,6 +30,7 @@ COMMANDS = (
     ["bench_json_to_verdict.py"],
     ["bench_watch.py", "--fault"],
     ["bench_tensor_stats.py"],
+    ["bench_activations.py"],
     ["bench_attention_view.py"],
 )
 
