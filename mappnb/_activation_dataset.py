@@ -34,6 +34,7 @@ def assemble(
     vocabulary: Sequence[str] | str | None = None,
     attrs: Mapping[str, Any] | None = None,
     copies: Copies | None = None,
+    tellers: Sequence[Part] = (),
 ) -> xr.Dataset:
     """Put what the ranks hold of one stream together.
 
@@ -49,6 +50,9 @@ def assemble(
         Attributes of the dataset.
     copies : dict, optional
         Gets, by point, pairs of shards that hold the same.
+    tellers : sequence of Part, optional
+        Parts of other streams: they are asked for token ids, positions and mask where no part of this one was told them, as stages in the
+        middle of a pipeline are not.
 
     Returns
     -------
@@ -61,7 +65,7 @@ def assemble(
     order = {n: i for i, n in enumerate(POINTS)}
     names.sort(key=lambda n: order.get(point_of(n), len(order)))
     data: dict[str, xr.Variable] = {}
-    coords = _coordinates(parts, axes, vocabulary)
+    coords = _coordinates(parts, axes, vocabulary, tellers)
     for name in names:
         held = [p for p in parts if name in p.shards and axes.row_places(p).max(initial=-1) >= 0]
         if not held:
@@ -108,7 +112,9 @@ def _presence(whole: Assembled, dims: tuple[str, ...], name: str) -> xr.Variable
     )
 
 
-def _coordinates(parts: Sequence[Part], axes: Axes, vocabulary: Sequence[str] | str | None) -> dict[str, xr.Variable]:
+def _coordinates(
+    parts: Sequence[Part], axes: Axes, vocabulary: Sequence[str] | str | None, tellers: Sequence[Part]
+) -> dict[str, xr.Variable]:
     out = {
         name: xr.Variable("sample", axes.samples[:, i], {"long_name": _MEANING[name]})
         for i, name in enumerate(SAMPLE_KEY)
@@ -124,7 +130,7 @@ def _coordinates(parts: Sequence[Part], axes: Axes, vocabulary: Sequence[str] | 
         out["prompt"] = xr.Variable("sample", prompts, {"long_name": "name or text of the prompt"})
     if "token" in dims:
         out["token"] = xr.Variable("token", axes.slots, {"long_name": "slot in the sequence, padding counted"})
-        out |= _token_tables(parts, axes, vocabulary)
+        out |= _token_tables(parts, axes, vocabulary, tellers)
     return out
 
 
@@ -153,7 +159,9 @@ class _Table:
         return np.asarray(self._table()[box])
 
 
-def _token_tables(parts: Sequence[Part], axes: Axes, vocabulary: Sequence[str] | str | None) -> dict[str, xr.Variable]:
+def _token_tables(
+    parts: Sequence[Part], axes: Axes, vocabulary: Sequence[str] | str | None, tellers: Sequence[Part]
+) -> dict[str, xr.Variable]:
     kinds = {
         "token_id": (np.int64, -1, "token id; -1 where no rank knew it"),
         "position": (np.int64, -1, "position id that the model was given"),
@@ -161,7 +169,7 @@ def _token_tables(parts: Sequence[Part], axes: Axes, vocabulary: Sequence[str] |
     }
     out = {}
     for name, (dtype, fill, meaning) in kinds.items():
-        pieces = _table_pieces(parts, axes, name)
+        pieces = _table_pieces(parts, axes, name) or _table_pieces(tellers, axes, name)
         if pieces:
             whole = Assembled((len(axes.samples), len(axes.slots)), dtype, pieces, fill=fill)
             array = LazyArray(whole.shape, dtype, whole.read)
@@ -177,7 +185,7 @@ def _table_pieces(parts: Sequence[Part], axes: Axes, name: str) -> list[Piece]:
     pieces = []
     for part in parts:
         key = (part.incarnation, id(part.samples), id(part.slots))
-        rows = axes.row_places(part)
+        rows = axes.row_places(part) if part.tables else np.empty(0, np.int64)
         if key in seen or rows.max(initial=-1) < 0 or name not in part.tables:
             continue
         seen.add(key)

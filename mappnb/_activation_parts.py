@@ -152,8 +152,14 @@ class Axes:
     places: Places = field(default_factory=Places)
 
     def row_places(self, part: Part) -> Array:
-        """Return where the samples of a part are in the whole."""
-        return self.rows[part.incarnation, id(part.samples)]
+        """Return where the samples of a part are in the whole; −1: nowhere."""
+        known = self.rows.get((part.incarnation, id(part.samples)))
+        if known is None:  # of another stream
+            places = {
+                tuple(key): i for i, key in enumerate(self.samples.tolist()) if self.incarnation[i] == part.incarnation
+            }
+            known = np.array([places.get(tuple(key), -1) for key in part.samples.tolist()], np.int64)
+        return known
 
 
 def sample_rows(

@@ -117,7 +117,12 @@ def activation_tree(
         else:
             same: Copies | None = None if copies is None else copies.setdefault(name, {})
             children[name] = assemble(
-                [f.part for f in those], newest=newest, vocabulary=_vocabulary(those), attrs=attrs, copies=same
+                [f.part for f in those],
+                newest=newest,
+                vocabulary=_vocabulary(those),
+                attrs=attrs,
+                copies=same,
+                tellers=[f.part for f in found if f.stream != name and f.part.tables],
             )
     note_gaps(store, incarnations, found, newest, live=live)
     root = xr.Dataset(attrs=common)

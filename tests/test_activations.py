@@ -411,3 +411,23 @@ def test_info_and_check_tell_of_activations(tmp_path, capsys):
     assert "rank=00001: no shards of 2 steps" in text
     assert main(["check", str(path)]) == 1
     assert "rank=00001: no shards of 2 steps (0 to 1); its part is masked" in capsys.readouterr().out
+
+
+def test_tokens_that_a_stage_was_not_told_come_from_another_stream(tmp_path):
+    layout = Layout(pp=2)
+    path = write_run(tmp_path / "run", layout, points=("q",), steps=())
+    for rank in range(2):
+        block = block_of(rank, layout, 3, points=("q",))
+        arrays = dict(block.streams["full"])
+        if rank:  # the last stage is told no tokens
+            for name in ("token_id", "position", "mask"):
+                del arrays[name]
+        rows = np.array([3, 1])
+        late = {n: Stored(s.values[rows], s.dims, s.attrs) for n, s in arrays.items()}
+        add_block(path, rank, 0, Block(block.attrs, {"full": arrays, **({"late": late} if rank else {})}))
+    tree = mappnb.attach(path).activations
+    late, full = tree["late"].to_dataset(), tree["full"].to_dataset()
+    assert late.sizes["sample"] == 2
+    for table in ("token_id", "token_text", "position", "mask"):
+        np.testing.assert_array_equal(late[table].values, full[table].values[[1, 3]])
+    np.testing.assert_array_equal(late.q.values, expected("q", full)[[1, 3]][:, 2:])
