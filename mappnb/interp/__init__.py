@@ -15,12 +15,18 @@ LAZY: dict[str, str] = {
     "causal_trace": "causal",
     "check_context": "attention",
     "context": "attention",
+    "direct_logit_attribution": "attribution",
+    "drift": "drifting",
     "edited": "edits",
     "explain": "explanation",
     "find_heads": "heads",
+    "find_nan": "drifting",
     "generate": "generation",
     "head_statistics": "heads",
+    "logit_lens": "lens",
     "next_token_probabilities": "generation",
+    "outliers": "drifting",
+    "trajectories": "trajectory",
 }
 """Public name -> module of this package; nothing is imported before it is used."""
 
