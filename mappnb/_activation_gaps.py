@@ -73,32 +73,38 @@ def _layout(found: Sequence[Found]) -> Layout:
 
 def _expected(found: Sequence[Found], layout: Layout) -> set[int]:
     """Return the ranks of which shards are to be expected in one stream."""
-    world = layout.world_size
-    coords = {rank: layout.coords(rank) for rank in range(world)}
-    wrote = {f.part.rank for f in found if f.part.rank in coords}
-    stages = {coords[r]["pp"] for r in wrote}
+    coords = {rank: layout.coords(rank) for rank in range(layout.world_size)}
+    needed: dict[int, set[int]] = {}  # stage -> tensor-parallel ranks that must have written
+    alike = {key: _writers(f, layout) for key, f in {id(f.arrays): f for f in found}.items()}
+    for one in found:
+        if one.part.rank in coords:
+            at = coords[one.part.rank]
+            needed.setdefault(at["pp"], {at["tp"]}).update({at["tp"]}, alike[id(one.arrays)])
     if _whole_model(found):
-        stages = set(range(layout.pp))
-    parts = {key: _is_part(f) for key, f in {id(f.arrays): f for f in found}.items()}
-    wide = {coords[f.part.rank]["pp"] for f in found if f.part.rank in coords and parts[id(f.arrays)]}
-    out = set()
-    for rank, at in coords.items():
-        if found[0].stream == WEIGHTS and (at["dp"] or at["cp"]):
-            continue  # all replicas have the same: the first writes it
-        stage, tp = at["pp"], at["tp"]
-        peers = stage in wide or (stage not in {coords[r]["pp"] for r in wrote} and bool(wide))
-        if stage in stages and (
-            tp == 0 or peers or any(coords[r]["tp"] == tp and coords[r]["pp"] == stage for r in wrote)
-        ):
-            out.add(rank)
+        for stage in range(layout.pp):
+            needed.setdefault(stage, set.union(*needed.values()) if needed else set())
+    return {
+        rank
+        for rank, at in coords.items()
+        # weights are the same in all replicas: the first writes them
+        if at["tp"] in needed.get(at["pp"], ()) and not (found[0].stream == WEIGHTS and (at["dp"] or at["cp"]))
+    }
+
+
+def _writers(found: Found, layout: Layout) -> set[int]:
+    """Return the tensor-parallel ranks that must hold the rest of what a block's shards are parts of."""
+    out: set[int] = set()
+    for name in (*found.part.shards, *found.others):
+        attrs = found.arrays[name].attrs
+        shard = attrs.get("shard")
+        if not isinstance(shard, Mapping):
+            continue
+        for dim, part in (shard.get("split") or {}).items():
+            if dim not in (attrs.get("chosen") or {}):  # of chosen heads a rank may have none
+                out.update(range(0, layout.tp, max(1, layout.tp // int(part["size"]))))
+        if str(shard.get("token", "")).endswith("sp"):
+            out.update(range(layout.tp))
     return out
-
-
-def _is_part(found: Found) -> bool:
-    """Return whether tensor-parallel peers must have written the rest."""
-    attrs = [found.arrays[name].attrs for name in (*found.part.shards, *found.others)]
-    shards = [a["shard"] for a in attrs if isinstance(a.get("shard"), Mapping)]
-    return any(s.get("split") or str(s.get("token", "")).endswith("sp") for s in shards)
 
 
 def _whole_model(found: Sequence[Found]) -> bool:

@@ -151,6 +151,14 @@ def test_a_step_that_one_rank_lost(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("lost", "told"), [({1, 3}, set()), ({2}, {2})])
+def test_replicated_groups_are_missed_of_the_rank_that_writes_them(tmp_path, lost, told):
+    ranks = [r for r in range(4) if r not in lost]
+    run = mappnb.attach(write_run(tmp_path / "run", Layout(tp=4), points=("k",), ranks=ranks))
+    assert run.activations["full"].k_present.values.all() == (not told)
+    assert {int(where[-5:]) for where in run.meta["problems"]} == told
+
+
 def test_ranks_that_hold_only_copies_are_not_missed(tmp_path):
     run = mappnb.attach(write_run(tmp_path / "run", Layout(tp=2), points=("resid_post",), ranks=[0]))
     assert run.activations["full"].resid_post_present.values.all()
