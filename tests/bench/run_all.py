@@ -12,6 +12,7 @@ COMMANDS = (
     ["bench_saving.py"],
     ["bench_reading.py"],
     ["bench_many_ranks.py"],
+    ["bench_activation_reading.py"],
     ["bench_overhead_paired.py", "--plan", "base"],
     ["bench_overhead_paired.py", "--plan", "default"],
     ["bench_overhead.py", "--plan", "base"],
