@@ -362,8 +362,8 @@ def resolve(name: str, *, error: type[MappnbError] = SchemaError) -> str:
 
     Notes
     -----
-    ``blocks.3.mlp.hook_pre`` is the gate in gated models of TransformerLens; it resolves to ``mlp_pre``, for which a gated
-    model's taps give ``mlp_gate``.
+    ``blocks.3.mlp.hook_pre`` resolves to ``mlp_pre``; TransformerLens gives that name to the gate of a gated model, which is ``mlp_gate``
+    here.
     """
     head = name.removesuffix(".grad")
     grad = name[len(head) :]
