@@ -199,7 +199,7 @@ def _vector_bytes(rule: Capture, length: int, item: int) -> int:
     if rule.mode == "topk":
         return int(min(options["k"], length) * (item + 4))
     if rule.mode == "bucket":
-        return ceil(length / options["size"]) * item
+        return ceil(length / int(options["size"])) * item
     fixed = {"full": length * item, "cast": length * 2, "int8": length + 4}
     return int(fixed[rule.mode] if rule.mode in fixed else options["size"] * 4)
 
