@@ -65,6 +65,12 @@ def _listed(items: list[str], most: int = 4) -> str:
     return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")
 
 
+def _activations_text(run: Run) -> str:
+    """Return who wrote activations; the blocks are not opened for it."""
+    ranks = {r for i in run.incarnations for r in run.store.activation_ranks(i.number)}
+    return f"of {len(ranks)} ranks: run.activations" if ranks else ""
+
+
 def run_html(run: Run) -> str:
     """Return the run as a table: layout, steps, size, state, and what is missing or was lost."""
     meta = run.meta
@@ -84,6 +90,7 @@ def run_html(run: Run) -> str:
         ("created", f"{meta['created']:%Y-%m-%d %H:%M:%S} UTC, {len(run.incarnations)} incarnation(s)"),
         ("size", bytes_text(run.store.size_bytes())),
         ("plan", meta["plan"]),
+        ("activations", _activations_text(run)),
         ("versions", versions),
     ]
     rows += [(f"rank {r} degraded", why) for r, why in list(meta["degraded"].items())[:8]]

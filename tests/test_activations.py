@@ -409,6 +409,12 @@ def test_export_without_activations(make, tmp_path):
     assert list(tmp_path.glob("out*")) == []
 
 
+def test_a_run_shows_that_it_has_activations(tmp_path, make):
+    run = mappnb.attach(write_run(tmp_path / "acts", Layout(tp=2), points=("q",)))
+    assert "of 2 ranks: run.activations" in run._repr_html_()
+    assert "run.activations" not in make()._repr_html_()
+
+
 def test_info_and_check_tell_of_activations(tmp_path, capsys):
     from mappnb.cli import main
 

@@ -63,6 +63,7 @@ DENSE = {"embed", *LAYERS, "mlp_pre", "mlp_act", "final_ln", "logits", "resid_po
 FOLDERS = []
 
 
+@functools.cache
 def record(world_size, **changes):
     """Train, and return the assembled stream, its samples by their number in the step, in one order for all layouts."""
     folder = tempfile.TemporaryDirectory(prefix="mappnb-ladder-")
@@ -86,7 +87,6 @@ def read(run, stream="full"):
     )
 
 
-@functools.cache
 def single_run(**changes):
     return record(1, **changes)[0]
 
@@ -286,14 +286,14 @@ def fused(tmp_path, monkeypatch, more=""):
 def test_taken_out_of_the_fused_projection(tmp_path, monkeypatch, world_size, changes):
     truth = single()
     fused(tmp_path, monkeypatch)
-    check(record(world_size, **changes)[1], truth)
+    check(record.__wrapped__(world_size, **changes)[1], truth)
 
 
 def test_a_wrong_order_of_queries_keys_and_values_is_noticed(tmp_path, monkeypatch):
     """Taken as all queries, then all keys, then all values, which is what it is not."""
     truth = single()
     fused(tmp_path, monkeypatch, WRONG)
-    _, ds = record(1)
+    _, ds = record.__wrapped__(1)
     wrong = errors(ds, truth)
     assert min(e for (name, _), e in wrong.items() if name in ("q", "k")) > 0.1
     with pytest.raises(AssertionError, match="'q'"):
