@@ -105,12 +105,6 @@ class Assembled:
         """Return, for the same selection as :meth:`read`, where a piece is. Reads nothing."""
         return self._gather(key, np.dtype(bool), None)
 
-    def touched(self, key: Sequence[Any]) -> list[Piece]:
-        """Return the pieces that a selection needs."""
-        unique = [np.unique(_places(k, n)) for k, n in zip(key, self.shape, strict=True)]
-        inverse = [_inverse(u, n) for u, n in zip(unique, self.shape, strict=True)]
-        return [p for p in self._near(unique) if any(True for _ in _overlaps(p, inverse))]
-
     def _near(self, unique: Sequence[Array]) -> list[Piece]:
         keep = np.ones(len(self.pieces), bool)
         for (first, last), want in zip(self._ends, unique, strict=False):

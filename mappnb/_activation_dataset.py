@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from mappnb._activation_assembly import Assembled, LazyArray, Memory, Piece, lazy_variable
+from mappnb._activation_assembly import Assembled, LazyArray, Piece, lazy_variable
 from mappnb._activation_parts import SAMPLE_KEY, Axes, Part, axes_of, pieces_of
 from mappnb.activation_points import POINTS
 
@@ -215,13 +214,3 @@ def _text(token: int, vocabulary: Sequence[str] | str | None) -> str:
     if vocabulary is not None and not isinstance(vocabulary, str) and token < len(vocabulary):
         return str(vocabulary[token])
     return str(token)
-
-
-def memory_source(values: Array) -> Memory:
-    """Return a source of values in memory."""
-    return Memory(np.asarray(values))
-
-
-def json_attrs(attrs: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as JSON text, as attributes of datasets are."""
-    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in attrs.items()}

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -445,3 +446,26 @@ def test_tokens_that_a_stage_was_not_told_come_from_another_stream(tmp_path):
     for table in ("token_id", "token_text", "position", "mask"):
         np.testing.assert_array_equal(late[table].values, full[table].values[[1, 3]])
     np.testing.assert_array_equal(late.q.values, expected("q", full)[[1, 3]][:, 2:])
+
+
+def test_a_chunk_that_was_damaged_says_where(tmp_path):
+    path = write_run(tmp_path / "run", points=("q",), steps=(0,))
+    block = folder_of(path, 0) / "block-000000.zarr.zip"
+    with zipfile.ZipFile(block) as archive:
+        at = archive.getinfo("full/q/c/0/3/0/0/0").header_offset
+    data = bytearray(block.read_bytes())
+    data[at + 48 : at + 80] = bytes(32)
+    block.write_bytes(data)
+    ds = mappnb.attach(path).activations["full"].to_dataset()
+    assert np.isfinite(ds.q.sel(layer=2).values).all()
+    with pytest.raises(SchemaError, match=r"block-000000.zarr.zip: full/q chunk 0/3/0/0/0: damaged"):
+        ds.q.sel(layer=3, sample=0).values  # noqa: B018
+
+
+def test_the_steps_of_a_sample_can_be_chosen_lazily(tmp_path, monkeypatch):
+    ds = mappnb.attach(write_run(tmp_path / "run", points=("q",))).activations["full"].to_dataset()
+    read = count_reads(monkeypatch)
+    chosen = ds["q"].isel(sample=ds["step"].values == 1)
+    assert read == [] and chosen.shape[0] == 4
+    np.testing.assert_array_equal(chosen.values, expected("q", ds)[4:])
+    assert len(read) == 4 * LAYERS
