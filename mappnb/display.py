@@ -41,6 +41,7 @@ def run_text(run: Run) -> str:
         f", {text}"
         for text, there in (
             (f"{len(meta['degraded'])} ranks degraded", meta["degraded"]),
+            (f"{len(meta['degraded_activations'])} ranks stopped capturing activations", meta["degraded_activations"]),
             (f"{len(meta['missing_ranks'])} ranks missing", meta["missing_ranks"]),
             (f"{len(meta['problems'])} files unreadable", meta["problems"]),
         )
@@ -94,6 +95,7 @@ def run_html(run: Run) -> str:
         ("versions", versions),
     ]
     rows += [(f"rank {r} degraded", why) for r, why in list(meta["degraded"].items())[:8]]
+    rows += [(f"rank {r}, activations", f"stopped: {w}") for r, w in list(meta["degraded_activations"].items())[:8]]
     if meta["missing_ranks"]:
         rows.append(("missing ranks", _listed([str(r) for r in meta["missing_ranks"]], 16)))
     if meta["dropped"]:

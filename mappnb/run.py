@@ -156,8 +156,8 @@ class Run:
     def meta(self) -> dict[str, Any]:
         """What is known of the run as a whole, as a small dictionary.
 
-        ``degraded`` maps ranks whose recorder turned itself off to the reason; ``missing_ranks`` left no file;
-        ``problems`` maps files that could not be read to the reason.
+        ``degraded`` maps ranks whose recorder turned itself off to the reason, ``degraded_activations`` those that captured no more
+        activations; ``missing_ranks`` left no file; ``problems`` maps files that could not be read to the reason.
         """
         self._current()
         last = self._incarnations[-1] if self._incarnations else None
@@ -174,7 +174,7 @@ class Run:
             "versions": first.get("versions", {}),
             "model": self._models().get(last.number, {}) if last else {},
             "state": self._state(last),
-            "degraded": {r: i["degraded"] for r, i in infos.items() if i.get("degraded")},
+            **{k: {r: i[k] for r, i in infos.items() if i.get(k)} for k in ("degraded", "degraded_activations")},
             "dropped": sum(int(i.get("dropped", 0)) for i in infos.values()),
             "missing_ranks": last.missing_ranks if last else [],
             "missing_points": sorted({p for i in infos.values() for p in i.get("missing_points", [])}),

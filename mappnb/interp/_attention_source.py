@@ -60,7 +60,7 @@ class Source:
                     "expected (sample, layer, token, head or kv_head, head_dim), as run.activations has them"
                 )
         weights = activations.children.get("weights") if isinstance(activations, xr.DataTree) else None
-        sinks = None if weights is None or "sinks" not in weights.data_vars else weights["sinks"]
+        sinks = None if weights is None or "sinks" not in weights.data_vars else weights.dataset["sinks"]
         return cls(data, model_facts_of({**attrs, **data.attrs}), points, sinks)
 
     @property

@@ -198,8 +198,8 @@ def row(source: Source, sample: int, layer: int, head: int, at: int, *, axis: st
     if not 0 <= at < num:
         raise MappnbError(f"{axis} {at} is not there; the sample has {num} tokens")
     if axis == "query":
-        return source.pattern(sample, layer, head, np.array([at]))[0]
-    return source.pattern(sample, layer, head)[:, at]
+        return np.asarray(source.pattern(sample, layer, head, np.array([at]))[0])
+    return np.asarray(source.pattern(sample, layer, head)[:, at])
 
 
 def _tokens(source: Source, sample: int, compare: int | None) -> int:

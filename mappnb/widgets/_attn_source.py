@@ -198,7 +198,7 @@ class StoredSource:
         )
         if one is None:
             if query is not None and num > MOST_AT_ONCE:
-                return self._computed(sample, layer, (head,), query)[0]
+                return np.asarray(self._computed(sample, layer, (head,), query)[0])
             one = self._computed(sample, layer, (head,), None)[0]
             self._kept.put(("head", sample, layer, head), one, one.nbytes)
         return one if query is None else one[query]
