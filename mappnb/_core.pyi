@@ -270,7 +270,7 @@ class SegmentColumns:
         Fill one array per column with the rows of some row groups; what it cannot read, it refuses (RuntimeError).
         """
 
-def tensor_stats(values: Annotated[NDArray[numpy.generic], dict(shape=(None, None), device='cpu', writable=False)], fields: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], histogram: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')], bfloat16: bool = False) -> None:
+def tensor_stats(values: Annotated[NDArray[numpy.generic], dict(shape=(None, None), device="cpu", writable=False)], fields: Annotated[NDArray[numpy.float64], dict(shape=(None,), order="C", device="cpu")], histogram: Annotated[NDArray[numpy.int64], dict(shape=(None,), order="C", device="cpu")], bfloat16: bool = False) -> None:
     """
     Statistics of rows of contiguous values, in one pass without Python's lock. See mappnb.activation_stats.
     """
