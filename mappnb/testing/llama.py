@@ -56,7 +56,9 @@ def megatron_llama(
     source = checkpoint if isinstance(checkpoint, LlamaCheckpoint) else LlamaCheckpoint.of(checkpoint)
     source.shape.check_layout(tp=tp, pp=pp, vpp=vpp)
     # of these only the sizes of the groups are used
-    settings = TrainSettings(tp=tp, pp=pp, vpp=vpp, cp=cp, layers=max(4, 2 * pp * vpp), heads=4 * tp, hidden=128 * tp)
+    settings = TrainSettings(
+        tp=tp, pp=pp, vpp=vpp, cp=cp, layers=max(4, 2 * pp * vpp), heads=4 * tp, hidden=128 * tp, vocab=256 * tp
+    )
     with ExitStack() as stack:
         with warnings.catch_warnings():
             quiet_megatron()

@@ -143,3 +143,19 @@ def converted(folder, layout, tokens, mask):
         ]
         text = generate(model, [row[real].tolist() for row, real in zip(tokens, mask, strict=True)], max_new_tokens=5)
         return points, np.stack(patterns), text["token_id"].where(text["mask"], -1).values
+
+
+def continued(folder, layout, prompts, count, repeated=None):
+    """Run in each rank: greedy tokens of prompts, and the statistics of heads on a text that comes twice."""
+    warnings.filterwarnings("ignore")
+    from mappnb.interp import Model, generate, head_statistics
+    from mappnb.testing.llama import megatron_llama
+
+    with megatron_llama(folder, **layout) as chunks:
+        model = Model(chunks)
+        text = generate(model, prompts, max_new_tokens=count)
+        rows = [row[real].tolist() for row, real in zip(text["token_id"].values, text["mask"].values, strict=True)]
+        if repeated is None:
+            return rows, None, None
+        seen = model.forward(repeated, capture=["q_rot", "k_rot"], layers=[2, 11, 16, 17, 18]).activations
+        return rows, head_statistics(seen)[["induction", "previous_token", "bos_mass"]], seen
