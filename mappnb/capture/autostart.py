@@ -10,6 +10,7 @@ __all__ = ["arm", "is_launcher", "program_of"]
 
 _LAUNCHERS = frozenset(("torchrun", "accelerate", "deepspeed", "pip", "pip3", "mappnb"))
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "mappnb", "pip")
+_REFERENCE_JOB = "mappnb.testing.gpt"
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -29,6 +30,8 @@ def program_of(argv: Sequence[str]) -> tuple[str, str]:
 def is_launcher(argv: Sequence[str]) -> bool:
     """Return True for the command line of a program that starts training processes but does not train."""
     how, what = program_of(argv)
+    if how == "-m" and what == _REFERENCE_JOB:  # it trains; with a run directory of its own it records itself
+        return any(word.startswith(("--run-dir", "--settings-json")) for word in argv)
     if how == "-m":
         return any(what == m or what.startswith(f"{m}.") for m in _LAUNCHER_MODULES)
     return how == "" and os.path.basename(what) in _LAUNCHERS

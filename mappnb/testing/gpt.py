@@ -171,6 +171,9 @@ def _note_failure(flags: Namespace, err: BaseException) -> None:
 
 def exit_now(status: int) -> NoReturn:
     """Leave without tearing the interpreter down, which takes a second of CPU per rank after torch and megatron."""
+    marks = sys.modules.get("mappnb.capture.marks")
+    if marks is not None and (session := marks.current()) is not None:  # of mappnb exec, which would end it at the exit
+        session.stop()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from capture.programs import wait_until
@@ -70,6 +71,9 @@ def run_exec(monkeypatch, capfd, tmp_path):
         ("python -u -X dev -m torch.distributed.launch train.py", True),
         ("python -m pip install x", True),
         ("python -m mappnb.cli exec -- python train.py", True),
+        ("python -u -m mappnb.testing.gpt --steps 2", False),
+        ("python -m mappnb.testing.gpt --run-dir runs/a", True),
+        ("python -m mappnb.testing.gpt --settings-json {}", True),
         ("python /venv/bin/accelerate launch train.py", True),
         ("python train.py --data /data/accelerate", False),
         ("python train.py pip", False),
@@ -82,6 +86,17 @@ def run_exec(monkeypatch, capfd, tmp_path):
 )
 def test_launchers_are_told_from_programs(line, launcher):
     assert is_launcher(line.split()) is launcher
+
+
+def test_the_reference_job_ends_a_recording_before_it_leaves(monkeypatch):
+    from mappnb.capture import marks
+    from mappnb.testing import gpt
+
+    done = []
+    monkeypatch.setattr(marks, "current", lambda: SimpleNamespace(stop=lambda: done.append("stopped")))
+    monkeypatch.setattr(os, "_exit", done.append)
+    gpt.exit_now(3)
+    assert done == ["stopped", 3]
 
 
 def test_program_of_a_command_line():
