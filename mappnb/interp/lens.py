@@ -14,7 +14,7 @@ from mappnb.activations import stream_with
 from mappnb.errors import InterpError, did_you_mean
 from mappnb.interp._lens_weights import Readout, Weights
 
-__all__ = ["LENS_POINTS", "logit_lens"]
+__all__ = ["LENS_POINTS", "lens_texts", "logit_lens", "vocabulary_of"]
 
 Array = np.ndarray[Any, Any]
 LENS_POINTS: tuple[str, ...] = ("resid_pre", "resid_mid", "resid_post")
@@ -289,15 +289,36 @@ def lens_texts(ids: Array, data: xr.Dataset, vocabulary: Any = None) -> Array:
     vocabulary : sequence of str, "bytes", or object with ``decode``, optional
     """
     if vocabulary is None:
-        known = _told(data)
-        readable = any(text != str(i) for i, text in known.items())
-        if readable and all(i < 256 and text == chr(i) for i, text in known.items()):
-            vocabulary = "bytes"
-        else:
-            return _by_table(ids, lambda i: known.get(i, str(i)))
+        vocabulary = vocabulary_of(data)
     if hasattr(vocabulary, "decode"):
         return _by_table(ids, lambda i: str(vocabulary.decode([i])))
     return np.asarray(token_texts(ids, vocabulary))
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A vocabulary of the tokens that were seen; others by their id."""
+
+    known: dict[int, str]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the texts of ids."""
+        return "".join(self.known.get(i, str(i)) for i in ids)
+
+
+def vocabulary_of(data: xr.Dataset) -> Told | str:
+    """Return the vocabulary that the tokens of a dataset tell: ``"bytes"`` where each text is the character of its id.
+
+    Parameters
+    ----------
+    data : Dataset
+        With ``token_id`` and ``token_text``; without them ids stand for themselves.
+    """
+    known = _told(data)
+    readable = any(text != str(i) for i, text in known.items())
+    if readable and all(i < 256 and text == chr(i) for i, text in known.items()):
+        return "bytes"
+    return Told(known)
 
 
 def _told(data: xr.Dataset) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""The figures of the activation views: heatmap, joined points, lines, histogram. bokeh is loaded on first use."""
+"""The figures of the activation views: heatmap and joined points by bokeh, loaded on first use; small charts as plain data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.widgets._acts_panels import Bars, Grid, Heat, Lines, Panel, Scatter, Table
-from mappnb.widgets._lab_plots import MARKERS, series_colours
+from mappnb.widgets._acts_panels import Bars, Grid, Heat, Lines, Panel, Scatter, Table, number_text
 from mappnb.widgets._strag_plots import (
     COLOURS,
     Look,
@@ -25,7 +24,6 @@ from mappnb.widgets._strag_plots import (
 __all__ = ["heat_colours", "panel_told", "row_height"]
 
 Array = np.ndarray[Any, Any]
-TEXTS = {"heat": "cells", "scatter": "points"}
 
 
 def heat_colours(diverging: bool, theme: str) -> list[str]:
@@ -35,7 +33,7 @@ def heat_colours(diverging: bool, theme: str) -> list[str]:
 
 def row_height(rows: int) -> float:
     """Return the height of a row in pixels: about 300 in all."""
-    return float(min(24.0, max(300.0 / max(rows, 1), 5.0)))
+    return float(min(21.0, max(300.0 / max(rows, 1), 5.0)))
 
 
 def panel_told(panel: Panel, theme: str, ground: str = "") -> dict[str, Any]:
@@ -52,9 +50,12 @@ def panel_told(panel: Panel, theme: str, ground: str = "") -> dict[str, Any]:
         out["titles"], out["count"] = list(panel.titles), len(panel.x)
         out["figure"] = item(_scatter(panel, look_of(theme, ground), theme))
     elif isinstance(panel, Lines):
-        out["figure"] = item(_lines(panel, look_of(theme, ground), theme))
+        out |= {"x": _numbers(panel.x), "lines": [[name, _numbers(v)] for name, v in panel.lines], "log": panel.log}
+        out |= {"x_label": panel.x_label, "y_label": panel.y_label}
     elif isinstance(panel, Bars):
-        out["figure"] = item(_bars(panel, look_of(theme, ground), theme))
+        out |= {"x": _numbers(panel.x), "bars": _numbers(panel.values), "legend": list(panel.legend)}
+        out |= {"other": None if panel.other is None else _numbers(panel.other)}
+        out |= {"x_label": panel.x_label, "y_label": panel.y_label}
     elif isinstance(panel, Grid):
         out |= _grid_told(panel, theme)
     elif isinstance(panel, Table):
@@ -118,6 +119,7 @@ def _heat_axes(plot: Any, panel: Heat, look: Look, height: float) -> None:
     if long:
         below.major_label_orientation = 0.9
         plot.height += 42
+        plot.min_border_bottom = 74
     step = max(1, int(np.ceil(12 / height)))
     _fixed(left, {rows - i - 0.5: str(r)[:22] for i, r in enumerate(panel.rows) if i % step == 0})
     for axis, side, label in ((below, "below", panel.x_label), (left, "left", panel.y_label)):
@@ -128,14 +130,34 @@ def _heat_axes(plot: Any, panel: Heat, look: Look, height: float) -> None:
 
 def _colour_bar(mapper: Any, look: Look, *, log: bool = False, title: str = "") -> Any:
     models = _models()
-    ticker = models.BasicTicker(desired_num_ticks=5)
-    formatter = models.PrintfTickFormatter(format="%.3g") if not log else models.PrintfTickFormatter(format="1e%+.3g")
+    ticker: Any = models.BasicTicker(desired_num_ticks=5)
+    formatter = models.PrintfTickFormatter(format="%.3g")
+    labels: dict[float, str] = _log_ticks(mapper.low, mapper.high) if log else {}
+    if labels:
+        ticker = models.FixedTicker(ticks=list(labels))
     return models.ColorBar(
         color_mapper=mapper, formatter=formatter, ticker=ticker, width=10, padding=4, title=title or None, label_standoff=6,
         title_text_color=look["text"], title_text_font_size="11px", title_text_font_style="normal", background_fill_color=None,
         bar_line_color=None, major_label_text_color=look["text"], major_label_text_font_size="11px", major_tick_line_color=look["text"],
-        margin=0,
+        margin=0, major_label_overrides=labels,
     )  # fmt: skip
+
+
+def _log_ticks(low: float, high: float) -> dict[float, str]:
+    """Return round values between two powers of ten: place -> text; few of a wide range."""
+    wide = high - low
+    steps = (
+        (1,)
+        if wide > 3
+        else (1, 3)
+        if wide > 1.2
+        else (1, 2, 5)
+        if wide > 0.5
+        else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    )
+    powers = range(int(np.floor(low)), int(np.ceil(high)) + 1, max(1, int(wide // 6)))
+    places = {float(np.log10(s) + p): number_text(s * 10.0**p) for p in powers for s in steps}
+    return {place: text for place, text in places.items() if low <= place <= high}
 
 
 def _scatter(panel: Scatter, look: Look, theme: str) -> Any:
@@ -194,39 +216,6 @@ def _segments(panel: Scatter) -> tuple[Array, ...]:
     return panel.x[a], panel.y[a], panel.x[b], panel.y[b], panel.colour[b]
 
 
-def _lines(panel: Lines, look: Look, theme: str) -> Any:
-    plot = _figure(
-        look, height=210, x_axis_label=panel.x_label, y_axis_label=panel.y_label, min_border_top=6,
-        y_axis_type="log" if panel.log else "linear",
-    )  # fmt: skip
-    for i, (name, values) in enumerate(panel.lines):
-        colour = series_colours(i, theme)
-        keep = np.isfinite(values) & (values > 0 if panel.log else True)
-        options = {"legend_label": name[:24]} if len(panel.lines) > 1 else {}
-        plot.line(panel.x[keep], values[keep], line_color=colour, line_width=1.8, **options)
-        plot.scatter(panel.x[keep], values[keep], marker=MARKERS[i % 8], size=6, color=colour, **options)
-    if len(panel.lines) > 1:
-        legend = plot.legend[0]
-        legend.label_text_font_size, legend.label_text_color = "11px", look["text"]
-        legend.background_fill_color, legend.border_line_color, legend.padding = look["ground"], look["line"], 4
-        legend.background_fill_alpha, legend.spacing, legend.label_height = 0.8, 0, 12
-    if len(panel.ticks):
-        every = max(1, -(-len(panel.ticks) // 10))
-        _fixed(plot.xaxis[0], {float(v): t for v, t in list(zip(panel.x.tolist(), panel.ticks, strict=True))[::every]})
-    return plot
-
-
-def _bars(panel: Bars, look: Look, theme: str) -> Any:
-    plot = _figure(look, height=200, x_axis_label=panel.x_label, y_axis_label=panel.y_label, min_border_top=6)
-    plot.y_range.start = 0
-    wide = float(np.diff(panel.x).min()) if len(panel.x) > 1 else 1.0
-    named = {"legend_label": panel.legend[0]} if panel.other is not None else {}
-    plot.vbar(panel.x, top=panel.values, width=0.86 * wide, color=series_colours(0, theme), line_color=None, **named)
-    if panel.other is not None:
-        colour = series_colours(1, theme)
-        plot.step(panel.x, panel.other, mode="center", line_color=colour, line_width=1.8, legend_label=panel.legend[1])
-        legend = plot.legend[0]
-        legend.label_text_font_size, legend.label_text_color = "11px", look["text"]
-        legend.background_fill_color, legend.border_line_color, legend.padding = look["ground"], look["line"], 4
-        legend.label_height, legend.spacing = 12, 0
-    return plot
+def _numbers(values: Array) -> list[float | None]:
+    """Return values as JSON holds them, in seven digits; None for what is not finite."""
+    return [float(f"{v:.7g}") if np.isfinite(v) else None for v in np.asarray(values, np.float64).tolist()]

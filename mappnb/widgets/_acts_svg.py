@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mappnb.svg import Canvas, line_chart
+from mappnb.svg import Canvas
 from mappnb.widgets._acts_figures import _through, heat_colours, row_height
 from mappnb.widgets._acts_panels import Bars, Grid, Heat, Lines, Panel, Scatter, number_text
+from mappnb.widgets._lab_plots import series_colours
 from mappnb.widgets._png import data_uri, palette_png
 from mappnb.widgets._strag_plots import COLOURS
 
@@ -127,9 +128,11 @@ def _shown(text: str, most: int) -> str:
     return seen if len(seen) <= most else f"{seen[: most - 1]}…"
 
 
-def _frame(canvas: Canvas, panel: Scatter | Bars, x: Array, y: Array) -> Callable[[float, float], tuple[float, float]]:
-    """Draw axes; return what places a point."""
-    left, top, right, bottom = 70, 24, 20, 62
+def _frame(
+    canvas: Canvas, panel: Scatter | Bars | Lines, x: Array, y: Array, *, log: bool = False
+) -> Callable[[float, float], tuple[float, float]]:
+    """Draw title, axes and their ends; return what places a point."""
+    left, top, right, bottom = 70, 40, 20, 56
     (x0, x1), (y0, y1) = ((float(np.min(v)), float(np.max(v))) if len(v) else (0.0, 1.0) for v in (x, y))
     x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 if y1 > y0 else y0 + 1)
     plot, high = canvas.width - left - right, canvas.height - top - bottom
@@ -139,9 +142,9 @@ def _frame(canvas: Canvas, panel: Scatter | Bars, x: Array, y: Array) -> Callabl
     for value, at in ((x0, left), (x1, left + plot)):
         canvas.text(at, top + high + 15, number_text(value), anchor="middle", cls="axis")
     for value, at in ((y0, top + high), (y1, top + 8)):
-        canvas.text(left - 6, at, number_text(value), anchor="end", cls="axis")
+        canvas.text(left - 6, at, number_text(10**value if log else value), anchor="end", cls="axis")
     canvas.text(left + plot / 2, top + high + 15, panel.x_label, anchor="middle", cls="axis")
-    canvas.text(8, top - 4, panel.y_label, cls="axis")
+    canvas.text(left, top - 10, panel.y_label, cls="axis")
     return lambda a, b: (
         left + 6 + (a - x0) / (x1 - x0) * (plot - 12),
         top + high - 6 - (b - y0) / (y1 - y0) * (high - 12),
@@ -169,20 +172,20 @@ def _scatter(panel: Scatter) -> str:
 
 
 def _lines(panel: Lines) -> str:
-    name, values = panel.lines[0]
-    y = np.log10(np.where(values > 0, values, np.nan)) if panel.log else values
-    label = f"log10 {panel.y_label}" if panel.log else panel.y_label
-    title = f"{panel.title}: {name}" if len(panel.lines) > 1 else panel.title
-    return line_chart(
-        panel.x.tolist(),
-        y.tolist(),
-        title=title,
-        x_label=panel.x_label,
-        y_label=label,
-        width=WIDTH,
-        height=220,
-        colour="#0072b2",
-    )
+    canvas = Canvas(WIDTH, 230, panel.title)
+    drawn = [np.log10(np.where(v > 0, v, np.nan)) if panel.log else np.asarray(v, np.float64) for _, v in panel.lines]
+    there = [v[np.isfinite(v)] for v in drawn]
+    at = _frame(canvas, panel, panel.x, np.concatenate(there), log=panel.log)
+    for number, ((name, _), values) in enumerate(zip(panel.lines, drawn, strict=True)):
+        colour = series_colours(number, "light")
+        points = [at(float(a), float(b)) for a, b in zip(panel.x, values, strict=True) if np.isfinite(b)]
+        canvas.path(points, stroke=colour)
+        for x, y in points if len(points) <= 60 else []:
+            canvas.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{colour}"/>')
+        if len(panel.lines) > 1:
+            canvas.rect(90 + 130 * number, canvas.height - 22, 14, 4, fill=colour)
+            canvas.text(110 + 130 * number, canvas.height - 15, name[:18], cls="axis")
+    return canvas.render()
 
 
 def _bars(panel: Bars) -> str:

@@ -24,7 +24,7 @@ __all__ = ["ACTIVATION_PARTS", "ActivationsView", "Detail", "Picture", "source_o
 
 ACTIVATION_PARTS = (
     *("runtime.js", "runtime_ui.js", "timeline_time.js", "lab_plots.js", "stragglers_plots.js"),
-    *("activations_figures.js", "activations_grid.js", "activations.js"),
+    *("activations_figures.js", "activations_charts.js", "activations_grid.js", "activations.js"),
 )
 Pick = dict[str, Any]
 

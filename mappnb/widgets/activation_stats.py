@@ -193,18 +193,20 @@ class ActivationStats(ActivationsView):
     def _list(self) -> Table:
         frame = self._outliers
         steps = self._stats["step"].values.tolist()
-        picks, rows = [], []
-        for row in frame.head(MOST_OUTLIERS).to_dict("records"):
+        picks: list[dict[str, Any]] = []
+        rows: list[list[str]] = []
+        groups = _grouped(frame)
+        for row, count in groups[:MOST_OUTLIERS]:
             statistic = row["statistic"]
             layers = self._layers(row["point"])
             place = {"row": self._row(layers, row["layer"]), "col": steps.index(row["step"])}
             picks.append({"changes": {"point": row["point"], "statistic": statistic}, "panel": "heat", **place})
             score = "" if not np.isfinite(row["score"]) else f"{row['score']:.1f}"
             layer = str(row["layer"]) if row["layer"] >= 0 else "–"
-            what = str(row["text"]).split(": ", 1)[1]
+            what = str(row["text"]).split(": ", 1)[1] + (f" (and {count - 1} other steps)" if count > 1 else "")
             rows.append([f"step {row['step']}", layer, row["point"], what, str(row["reason"]).replace("_", " "), score])
-        more = len(frame) - len(rows)
-        title = f"What stands out: {len(frame)}" if len(frame) else "Nothing stands out"
+        more = len(groups) - len(rows)
+        title = f"What stands out: {len(groups)}, at {len(frame)} cells" if len(frame) else "Nothing stands out"
         note = f"{more} more are in view.outliers." if more else ""
         return Table(
             "outliers", title, ("step", "layer", "point", "what", "reason", "score"), rows, picks, note, (1, 5)
@@ -313,6 +315,15 @@ class ActivationStats(ActivationsView):
             made.unlink()
         self._links.clear()
         super().release()
+
+
+def _grouped(frame: pd.DataFrame) -> list[tuple[dict[str, Any], int]]:
+    """Return the first of the rows that differ only by step, and how many there are."""
+    found: dict[Any, list[Any]] = {}
+    for row in frame.to_dict("records"):
+        key = row["layer"], row["point"], row["reason"], row["statistic"]
+        found.setdefault(key, [row, 0])[1] += 1
+    return [(row, count) for row, count in found.values()]
 
 
 def _place(row: Any) -> str:

@@ -11,7 +11,7 @@ import xarray as xr
 
 from mappnb.activations import stream_with, streams_of
 from mappnb.errors import MappnbError
-from mappnb.interp.lens import LENS_POINTS, logit_lens
+from mappnb.interp.lens import LENS_POINTS, logit_lens, vocabulary_of
 from mappnb.run import Run
 from mappnb.widgets._acts_choices import Chooser
 from mappnb.widgets._acts_panels import Grid, Lines, Table, number_text
@@ -31,6 +31,8 @@ MEASURES = {
 WIDE = 24
 """Tokens beside each other."""
 TOP = 10
+MOST_READ = 200
+"""Samples whose tokens tell the vocabulary, if none is given."""
 KEPT = 8
 """Windows whose lens is kept."""
 
@@ -76,6 +78,7 @@ class Lens(ActivationsView):
     ) -> None:
         run, self._activations = source_of(source, what="Lens")
         self._weights, self._vocabulary = weights, vocabulary
+        self._seen: Any = None
         self._kept: dict[Any, xr.Dataset] = {}
         given = ([] if run is not None else ["activations"]) + (["weights"] if weights is not None else [])
         given += ["vocabulary=vocabulary"] if vocabulary is not None else []
@@ -89,6 +92,7 @@ class Lens(ActivationsView):
         if self._run is not None:
             self._activations = self._run.activations
             self._kept.clear()
+            self._seen = None
 
     # -------------------------------------------------------------------------------------------------------- API
     @property
@@ -265,11 +269,22 @@ class Lens(ActivationsView):
             return self._weights
         return self._activations if isinstance(self._activations, xr.DataTree) else None
 
+    def _words(self) -> Any:
+        """Return the vocabulary: given, the live model's, or what all recorded tokens tell."""
+        if self._vocabulary is not None or not isinstance(
+            self._weights, (type(None), xr.Dataset, xr.DataTree, Mapping)
+        ):
+            return self._vocabulary
+        if self._seen is None:
+            data = self._data(self._where["point"])
+            self._seen = vocabulary_of(data.isel(sample=slice(0, MOST_READ)))
+        return self._seen
+
     def _lens(self, where: Mapping[str, Any]) -> xr.Dataset:
         key = where["point"], where["sample"], where["first"]
         if key not in self._kept:
             part = self._window(where, more=1)  # the token after the last one shown is its next
-            found = logit_lens(part, self._source(), point=where["point"], top=TOP, vocabulary=self._vocabulary)
+            found = logit_lens(part, self._source(), point=where["point"], top=TOP, vocabulary=self._words())
             self._kept[key] = found.isel(token=slice(0, WIDE))
             while len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
@@ -277,7 +292,7 @@ class Lens(ActivationsView):
 
     def _course(self, where: Mapping[str, Any], col: int, token: int) -> xr.Dataset:
         part = self._window(where).isel(token=[col])
-        found = logit_lens(part, self._source(), point=where["point"], top=4, target=token, vocabulary=self._vocabulary)
+        found = logit_lens(part, self._source(), point=where["point"], top=4, target=token, vocabulary=self._words())
         return found.isel(sample=0, token=0)
 
     @staticmethod

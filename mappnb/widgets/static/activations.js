@@ -29,7 +29,7 @@ class ActivationsView {
     this.refresh.hidden = true;
     const code = toolButton("Copy code", "Copy the Python line that makes this view again", this.disposer, () => this.copy("code"));
     this.title = make("span", { class: "mappnb-hidden-text" });
-    const head = make("div", { class: "mappnb-acts-head" }, [this.title, this.fields, make("span", { class: "mappnb-space" }), this.refresh, code]);
+    const head = make("div", { class: "mappnb-acts-head" }, [this.title, this.fields, this.refresh, code]);
     this.main = make("div", { class: "mappnb-acts-panels" });
     this.caption = make("p", { class: "mappnb-muted mappnb-acts-caption", dir: "auto" });
     this.tables = make("div", { class: "mappnb-acts-tables" });
@@ -110,7 +110,7 @@ class ActivationsView {
     const kinds = { heat: HeatFigure, scatter: ScatterFigure };
     let drawing;
     if (told.kind === "grid") drawing = new TokenGrid(on, this.disposer, told);
-    else drawing = kinds[told.kind] ? new kinds[told.kind](on, this.disposer, told) : new StillFigure(told);
+    else drawing = kinds[told.kind] ? new kinds[told.kind](on, this.disposer, told) : new Chart(told);
     const label = told.kind === "grid" ? [] : [make("div", { class: "mappnb-acts-label", text: told.title, dir: "auto" })];
     return { box: make("div", { class: `mappnb-acts-panel mappnb-acts-${told.kind}` }, [...label, drawing.node]), drawing };
   }
@@ -161,7 +161,7 @@ class ActivationsView {
   }
 
   async takePick(told, place) {
-    for (const { drawing } of this.figures) if (drawing) drawing.mark(place);
+    for (const { drawing } of this.figures) if (drawing && !(drawing instanceof Chart)) drawing.mark(place);
     this.picked = place;
     this.clear(this.details);
     this.details = told.panels.map((panel) => this.figure(panel));

@@ -1,4 +1,4 @@
-/* Figures of the activation views: heatmaps and points with pointer, keys and picks; figures that are only looked at. */
+/* Figures of the activation views: heatmaps and points with pointer, keys and picks. */
 
 /** A value in few digits. */
 function cellText(value) {
@@ -198,18 +198,4 @@ class ScatterFigure extends PickFigure {
       width: all.map(([, , , width]) => width),
     };
   }
-}
-
-/** A figure that is only looked at. */
-class StillFigure extends FigureBox {
-  constructor(told) {
-    super(told.title);
-    this.told = told;
-  }
-
-  show(bokeh) {
-    return this.draw(bokeh, this.told.figure);
-  }
-
-  mark() {}
 }

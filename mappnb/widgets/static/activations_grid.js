@@ -32,7 +32,7 @@ class TokenGrid {
         const level = levels[r][c];
         if (level >= 0) {
           cell.style.background = palette[level];
-          cell.style.color = cssColour(inkOn(parseColour(palette[level])));
+          cell.style.color = luminance(parseColour(palette[level])) > 0.179 ? "#000" : "#fff"; // at least 4.5 : 1, whatever the colour
         } else cell.classList.add("mappnb-acts-none");
         cell.dataset.at = `${r} ${c}`;
         return cell;
@@ -115,7 +115,7 @@ function activationTable(told, jump) {
   const scroll = make("div", { class: "mappnb-scroll", tabindex: "0", role: "region", "aria-label": told.title }, [table]);
   const note = told.note ? [make("p", { class: "mappnb-muted", text: told.note, dir: "auto" })] : [];
   const body = told.rows.length ? [scroll] : [];
-  return make("section", { class: "mappnb-acts-list", "aria-label": told.title }, [make("div", { class: "mappnb-acts-label", text: told.title, dir: "auto" }), ...body, ...note]);
+  return make("div", { class: "mappnb-acts-list" }, [make("div", { class: "mappnb-acts-label", text: told.title, dir: "auto" }), ...body, ...note]);
 }
 
 /** Spaces at the ends and control characters of a text in a table. */
