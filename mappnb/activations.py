@@ -106,7 +106,7 @@ def activation_tree(
     streams: dict[str, list[Found]] = {}
     for one in found:
         streams.setdefault(one.stream, []).append(one)
-    common = _attributes(found, run_id)
+    common, words = _attributes(found, run_id), _vocabulary(found)
     children = {}
     for name, those in streams.items():
         attrs = {**common, "stream": name}
@@ -119,7 +119,7 @@ def activation_tree(
             children[name] = assemble(
                 [f.part for f in those],
                 newest=newest,
-                vocabulary=_vocabulary(those),
+                vocabulary=words,
                 attrs=attrs,
                 copies=same,
                 tellers=[f.part for f in found if f.stream != name and f.part.tables],
@@ -144,9 +144,15 @@ def _attributes(found: Sequence[Found], run_id: str) -> dict[str, Any]:
 
 
 def _vocabulary(found: Sequence[Found]) -> Sequence[str] | str | None:
-    plan = found[-1].attrs.get("plan") or {}
-    words = plan.get("vocabulary") if isinstance(plan, Mapping) else None
-    return words if isinstance(words, (str, list, tuple)) else None
+    """Return the newest incarnation's token texts; a list of them is in the first block of rank 0 only."""
+    told = None
+    for one in sorted(found, key=lambda f: f.part.incarnation, reverse=True):
+        plan = one.attrs.get("plan") or {}
+        words = plan.get("vocabulary") if isinstance(plan, Mapping) else None
+        if isinstance(words, (str, list, tuple)):
+            told = words
+            break
+    return told
 
 
 def _differences(copies: Mapping[str, Copies], store: Store) -> list[str]:

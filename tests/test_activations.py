@@ -16,6 +16,7 @@ from mappnb.activation_blocks import Block, Stored, open_block, write_block
 from mappnb.activations import open_activations, stream_with
 from mappnb.errors import SchemaError
 from mappnb.layout import Layout
+from mappnb.testing import make_run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from activation_runs import HEAD_DIM, HEADS, KV, LAYERS, TOKENS, add_block, block_of, folder_of, ids, whole, write_run
@@ -469,3 +470,19 @@ def test_the_steps_of_a_sample_can_be_chosen_lazily(tmp_path, monkeypatch):
     assert read == [] and chosen.shape[0] == 4
     np.testing.assert_array_equal(chosen.values, expected("q", ds)[4:])
     assert len(read) == 4 * LAYERS
+
+
+def test_token_texts_of_the_first_block_are_those_of_all(tmp_path):
+    """A list of texts is written into the first block of rank 0 only; streams that begin later have them too."""
+    texts = [f"w{n}" for n in range(256)]
+    path, layout = tmp_path / "run", Layout(tp=2)
+    make_run(path, layout=layout, num_steps=2)
+    for rank in (0, 1):
+        for step in (0, 1):
+            block = block_of(rank, layout, step, points=("resid_post",))
+            block.attrs["plan"] = {"rules": []} | ({"vocabulary": texts} if rank == step == 0 else {})
+            add_block(path, rank, step, Block(block.attrs, {f"stream{step}": block.streams["full"]}))
+    activations = mappnb.attach(path).activations
+    for step in (0, 1):
+        ds = activations[f"stream{step}"].to_dataset()
+        assert ds.token_text.values[0, 0] == f"w{ids(step, 0, 0)[0, 0]}"
