@@ -118,8 +118,8 @@ def _heat_axes(plot: Any, panel: Heat, look: Look, height: float) -> None:
     _fixed(below, names)
     if long:
         below.major_label_orientation = 0.9
-        plot.height += 42
-        plot.min_border_bottom = 74
+        plot.height += 24
+        plot.min_border_bottom = 58
     step = max(1, int(np.ceil(12 / height)))
     _fixed(left, {rows - i - 0.5: str(r)[:22] for i, r in enumerate(panel.rows) if i % step == 0})
     for axis, side, label in ((below, "below", panel.x_label), (left, "left", panel.y_label)):

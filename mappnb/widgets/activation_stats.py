@@ -117,11 +117,11 @@ class ActivationStats(ActivationsView):
         step = self._picked_step()
         if step is not None:
             table = table.isel(step=np.flatnonzero(table["step"].values == step))
-        start, length = (np.asarray(table[n].values) for n in ("start_ns", "duration_ns"))
-        there = start > 0 if "present" not in table else np.asarray(table["present"].values)
+        start, end = (np.asarray(table[n].values) for n in ("start_ns", "end_ns"))
+        there = (start >= 0) & (end >= 0)  # below 0: the rank has no such step, or not its end
         if not there.any():
             return slice(0.0, 0.0)
-        return slice(float(start[there].min()) / 1e9, float((start + length)[there].max()) / 1e9)
+        return slice(float(start[there].min()) / 1e9, float(end[there].max()) / 1e9)
 
     def timeline(self, **options: Any) -> Timeline:
         """Return a timeline at the selected step, linked with this view; ``options`` as of :class:`Timeline`."""
@@ -140,7 +140,8 @@ class ActivationStats(ActivationsView):
         if self._run is None or self._pick is None:
             return
         table = self._run.steps
-        start = np.asarray(table["start_ns"].min("rank").values) / 1e9
+        begun = table["start_ns"].where(table["start_ns"] >= 0)
+        start = np.asarray(begun.min("rank").values, np.float64) / 1e9
         inside = table["step"].values[(start >= other.window.start - 1e-9) & (start < other.window.stop)]
         steps = self._stats["step"].values
         there = np.flatnonzero(np.isin(steps, inside))

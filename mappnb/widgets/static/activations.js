@@ -182,6 +182,7 @@ class ActivationsView {
     this.clear(this.details);
     this.details = [];
     this.picked = null;
+    this.status.say("");
     this.side.replaceChildren(make("p", { class: "mappnb-muted", text: `${this.state.hint}.` }));
   }
 

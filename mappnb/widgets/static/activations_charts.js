@@ -11,6 +11,14 @@ function chartTicks(low, high, most) {
   return out;
 }
 
+/** Round values between two powers of ten, as their logarithms. */
+function logTicks(low, high) {
+  const steps = high - low > 2.5 ? [1] : [1, 2, 5];
+  const out = [];
+  for (let p = Math.floor(low); p <= high; p++) out.push(...steps.map((s) => p + Math.log10(s)).filter((v) => v >= low && v <= high));
+  return out.length > 1 ? out : chartTicks(low, high, 3);
+}
+
 /** Lines or bars. */
 class Chart {
   constructor(told) {
@@ -55,7 +63,7 @@ class Chart {
     [this.x0, this.x1] = ends(x, x.length > 1 ? (bars ? 0.5 / (x.length - 1) : 0.03) : 0.5);
     [this.y0, this.y1] = bars ? [0, ends(y, 0.04)[1]] : ends(y, 0.08);
     const { left, right, top, bottom, height } = CHART;
-    for (const tick of chartTicks(this.y0, this.y1, 4)) {
+    for (const tick of this.told.log ? logTicks(this.y0, this.y1) : chartTicks(this.y0, this.y1, 4)) {
       this.draw("line", { x1: left, x2: this.width - right, y1: this.py(tick), y2: this.py(tick), class: "mappnb-acts-gridline" });
       this.draw("text", { x: left - 6, y: this.py(tick) + 4, "text-anchor": "end" }, cellText(this.told.log ? 10 ** tick : tick));
     }
