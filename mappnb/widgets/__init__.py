@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mappnb.widgets.attention import Attention as Attention
     from mappnb.widgets.causal_trace import CausalTrace as CausalTrace
     from mappnb.widgets.densities import Densities as Densities
+    from mappnb.widgets.explain import Explain as Explain
     from mappnb.widgets.lens import Lens as Lens
     from mappnb.widgets.linking import link as link
     from mappnb.widgets.schedule_lab import ScheduleLab as ScheduleLab
@@ -27,6 +28,7 @@ __all__ = [
     "Attention",
     "CausalTrace",
     "Densities",
+    "Explain",
     "Lens",
     "ScheduleLab",
     "Selection",
@@ -45,6 +47,7 @@ _LAZY: dict[str, tuple[str, str]] = {
     "Attention": ("mappnb.widgets.attention", "Attention"),
     "CausalTrace": ("mappnb.widgets.causal_trace", "CausalTrace"),
     "Densities": ("mappnb.widgets.densities", "Densities"),
+    "Explain": ("mappnb.widgets.explain", "Explain"),
     "Lens": ("mappnb.widgets.lens", "Lens"),
     "link": ("mappnb.widgets.linking", "link"),
     "ScheduleLab": ("mappnb.widgets.schedule_lab", "ScheduleLab"),
