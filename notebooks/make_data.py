@@ -1,4 +1,4 @@
-"""Records the runs that the notebooks open, once: a minute on two cores.
+"""Records the runs that the notebooks open, once: two minutes on two cores.
 
     python notebooks/make_data.py [--again]
 

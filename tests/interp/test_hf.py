@@ -176,3 +176,24 @@ def test_model_of_other_sizes_is_left_alone(llama):
             with pytest.raises(CheckpointError, match=words):
                 load_llama(chunks, replace(good, shape=replace(good.shape, **{setting: value})))
         assert all(torch.equal(before[name], weight) for name, weight in chunks[0].named_parameters())
+
+
+def test_names_of_transformer_engine_and_of_no_llama():
+    """Norms fused into linear layers, and global layer numbers; a bias is refused."""
+    from types import SimpleNamespace
+
+    from mappnb.testing.llama import _sources
+
+    layer = SimpleNamespace(layer_number=7)
+    core = SimpleNamespace(share_embeddings_and_output_weights=True, decoder=SimpleNamespace(layers=[layer]))
+    fused = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "post_attention_layernorm"}
+    for linear, norm in fused.items():
+        name = f"decoder.layers.0.{linear}.layer_norm_weight"
+        assert _sources(core, name) == (f"model.layers.6.{norm}.weight",)
+    assert _sources(core, "output_layer.weight") == ("model.embed_tokens.weight",)
+    for name in (
+        "decoder.layers.0.self_attention.linear_qkv.bias",
+        "decoder.layers.0.self_attention.q_layernorm.weight",
+    ):
+        with pytest.raises(CheckpointError, match=r"'decoder\.layers\.6\..*which no Llama has; expected a GPTModel"):
+            _sources(core, name)
