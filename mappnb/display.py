@@ -43,7 +43,7 @@ def run_text(run: Run) -> str:
             (f"{len(meta['degraded'])} ranks degraded", meta["degraded"]),
             (f"{len(meta['degraded_activations'])} ranks stopped capturing activations", meta["degraded_activations"]),
             (f"{len(meta['missing_ranks'])} ranks missing", meta["missing_ranks"]),
-            (f"{len(meta['problems'])} files unreadable", meta["problems"]),
+            (f"{len(meta['problems'])} problems", meta["problems"]),
         )
         if there
     )

@@ -61,7 +61,7 @@ def record(
         ``"base"`` (steps, microbatches, transfers; no module spans) or ``"default"`` (layers, attention, MLP too).
     activations : str, CapturePlan or dict, optional
         What to capture inside the model: ``"default"`` (statistics of every point at every 10th step), ``"residual"``, ``"attention"``,
-        or a `mappnb.CapturePlan`. None: nothing, at no cost.
+        the path of a ``.json`` file with a plan, or a `mappnb.CapturePlan`. None: nothing, at no cost.
     control : bool
         Make the control folder for live requests. Off by default.
     resume : bool

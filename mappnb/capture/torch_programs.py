@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from mappnb.capture._checkpoints import watch_checkpoints
+from mappnb.capture._compiled import compiled_modules
 from mappnb.capture._flags import FAILED
 from mappnb.capture._module_spans import ModuleSpans
 from mappnb.capture._patches import ImportWatch, Patches, loaded
@@ -202,6 +203,10 @@ class _TorchHooks:
             self._finder = None
 
     def _look(self, module: Any, args: tuple[Any, ...]) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():  # torch.compile traces this too: the hook must be nothing then
+            return
         if not self.recorder.enabled or self._finder is None:
             return
         try:
@@ -228,7 +233,10 @@ class _TorchHooks:
     def watch_parts(self, model: Any) -> None:
         """Put hooks on the parts of a model."""
         if self.session.plan.modules:
+            compiled = compiled_modules(model)
             for part in parts_of(_inner(model)):
+                if id(part.module) in compiled:
+                    continue
                 self._get_spans().attach(part.module, op=part.op, name=part.name, layer=part.layer)
 
     def _get_spans(self) -> ModuleSpans:

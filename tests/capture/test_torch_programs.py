@@ -395,3 +395,25 @@ def test_fully_sharded_models():
         assert counts["forward_step", "forward"] == counts["backward_step", "backward"] == 1
         assert counts["reduce_scatter", "none"] == NUM_BLOCKS + 1
     assert assert_collectives_match({r: result["events"] for r, result in enumerate(ranks)}, ranks[0]["groups"]) > 20
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # of our own hook: harmless
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own
+@pytest.mark.parametrize("how", ["wrapped", "in place", "blocks"])
+def test_compiled_models_train_as_without_recording(how):
+    """A hook inside a graph stops the compiler where the whole graph is asked for: none may be there."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = Net()
+    model = torch.compile(net, backend="eager", fullgraph=True) if how == "wrapped" else net
+    for module in {"in place": [net], "blocks": list(net.blocks)}.get(how, []):
+        module.compile(backend="eager", fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    session = FakeSession(pure_python=False).start(TorchProbe())
+    for _ in range(3):
+        model(torch.zeros(2, 4, dtype=torch.long)).sum().backward()
+        optimizer.step()
+    events = {event["op"] for event in session.events()}
+    session.stop()
+    assert not session.failures
+    assert ("forward_step" in events) == (how != "in place") and "layer" not in events

@@ -58,7 +58,7 @@ class CallReader:
         found = {**dict(zip(self._names, args, strict=False)), **kwargs}
         ids = next((found[n] for n in IDS if _is_ids(found.get(n))), None)
         positions = found.get("position_ids")
-        size = _shape(ids) or _shape(positions) or self._input_shape() or shape
+        size = _shape(ids) or _shape(positions) or self._input_shape() or shape or self._features_shape(found)
         if size is None:
             return None
         batch, local = size
@@ -84,6 +84,13 @@ class CallReader:
         if given is None or not hasattr(given, "dim") or given.dim() != 3:
             return None
         return int(given.shape[1]), int(given.shape[0]) * self._sp_size
+
+    def _features_shape(self, found: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Return samples and tokens of the first argument of a torch model that is numbers, dims (sample, token, feature)."""
+        if hasattr(self._core, "decoder"):
+            return None
+        numbers = (v for v in found.values() if hasattr(v, "dim") and v.dim() == 3 and v.is_floating_point())
+        return next(((int(v.shape[0]), int(v.shape[1])) for v in numbers), None)
 
 
 def padding_of(mask: Any, batch: int, token_index: Any, num_tokens: int) -> Any:

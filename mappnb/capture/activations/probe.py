@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from mappnb.capture._compiled import compiled_modules
 from mappnb.capture._megatron_facts import unwrapped
 from mappnb.capture.activations.estimate import Batch, check_fit, table_of, within_budget
 from mappnb.capture.activations.inputs import IDS, CallReader
@@ -15,6 +16,7 @@ from mappnb.capture.activations.microbatch import Microbatch
 from mappnb.capture.activations.plan import CapturePlan
 from mappnb.capture.activations.tap import Handler, Tap, attached
 from mappnb.capture.points import SessionLike, state_of
+from mappnb.errors import CaptureError
 from mappnb.paths import ACTIVATIONS
 
 __all__ = ["ActivationProbe"]
@@ -22,6 +24,8 @@ __all__ = ["ActivationProbe"]
 log = logging.getLogger("mappnb")
 
 DEGRADED = "degraded_activations"
+UNSEEN = "no training step of a model was seen; of one that module.compile() compiled nothing is"
+UNREAD = "samples and tokens are not known; expected token ids (integers), dims (sample, token), or numbers, dims (sample, token, feature)"
 
 
 class ActivationProbe:
@@ -56,6 +60,7 @@ class ActivationProbe:
         self._place: tuple[int, int] | None = None
         self._current: Microbatch | None = None
         self._infos: dict[tuple[int, int], Microbatch] = {}
+        self._unread = False
 
     # ------------------------------------------------------------------------------------------------- the probe
     def install(self, session: SessionLike) -> None:
@@ -75,6 +80,8 @@ class ActivationProbe:
         if self.step_ended in state.at_step_end:
             state.at_step_end.remove(self.step_ended)
         self.step_ended()
+        if not self._chunks:
+            self._give_up("end", CaptureError(UNSEEN))
         self._off, sink, self._sink = True, self._sink, None
         if sink is not None:
             try:
@@ -124,6 +131,9 @@ class ActivationProbe:
         step, self._step = self._step, -1
         self.leave()
         self._take_off()
+        if self._unread and not self._infos:
+            self._give_up("arguments of the model", CaptureError(UNREAD))
+        self._unread = False
         self._infos.clear()
         if self._captures and self._sink is not None:
             self._captures = False
@@ -240,6 +250,7 @@ class ActivationProbe:
         try:
             reader = self._chunks[number].reader
             info = reader.read(args, kwargs, step=self._step, chunk=number, microbatch=self._place[1], shape=shape)
+            self._unread = info is None
             if info is not None:
                 self._current = self._infos[self._place] = info
                 self._sink.begin(info)
@@ -347,7 +358,9 @@ class _Chunk:
         or the embedding, tells then.
         """
         inner = [self.core, *self.core.children(), *_embeddings(self.core)]
-        return [m.register_forward_pre_hook(self._called(m), with_kwargs=True) for m in inner if _takes_ids(m)]
+        compiled = compiled_modules(self.core)
+        seen = [m for m in inner if _takes_ids(m) and id(m) not in compiled]
+        return [m.register_forward_pre_hook(self._called(m), with_kwargs=True) for m in seen]
 
     def _called(self, module: Any) -> Any:
         probe, number = self._probe, self.number

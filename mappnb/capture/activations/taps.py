@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mappnb.activation_points import POINTS, PointName, point_names
+from mappnb.capture._compiled import compiled_modules, is_compiled
 from mappnb.capture._megatron_facts import unwrapped
 from mappnb.capture.activations import taps_megatron, taps_torch
 from mappnb.capture.activations.facts import model_facts
@@ -74,14 +75,28 @@ def find_taps(
     found: list[Tap] = []
     for number, chunk in enumerate(chunks):
         core = unwrapped(chunk)
+        compiled = compiled_modules(chunk)
+        if id(core) in compiled or is_compiled(core):
+            raise error(
+                f"{type(core).__name__}: the model is compiled by torch.compile, and hooks are not seen inside; capture without it, or "
+                "compile parts that no point passes"
+            )
         if names is None and taps_megatron.is_megatron(core):
-            found += [replace(tap, chunk=number) for tap in taps_megatron.taps_of(core, told)]
+            taps = taps_megatron.taps_of(core, told)
         else:
-            found += [replace(tap, chunk=number) for tap in taps_torch.taps_of(chunk, told, names=names)]
+            taps = taps_torch.taps_of(chunk, told, names=names)
+        told += [
+            f"{tap.name}: inside a module that torch.compile has compiled" for tap in taps if _within(tap, compiled)
+        ]
+        found += [replace(tap, chunk=number) for tap in taps if not _within(tap, compiled)]
     chosen = _choose(found, asked, None if layers is None else set(layers), told)
     if missing is not None:
         missing += [line for line in dict.fromkeys(told) if any(line.split(":")[0].endswith(w.point) for w in asked)]
     return chosen
+
+
+def _within(tap: Tap, modules: set[int]) -> bool:
+    return id(tap.site.module) in modules
 
 
 def _choose(found: Sequence[Tap], asked: Sequence[PointName], layers: set[int] | None, told: list[str]) -> list[Tap]:

@@ -250,6 +250,61 @@ def test_a_plan_that_does_not_fit_is_refused_and_training_goes_on(fake, caplog, 
     assert not any(found.tensors for found in fake)
 
 
+class Vectors(torch.nn.Module):
+    """Called with numbers where others get token ids; ``src`` is no name that tells anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = torch.nn.ModuleList(Block() for _ in range(2)), torch.nn.Linear(8, 1)
+
+    def forward(self, src):
+        for block in self.blocks:
+            src = block(src)
+        return self.head(src)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (3, 8)])
+def test_models_that_are_called_with_numbers(fake, shape) -> None:
+    net, session = Vectors(), FakeSession()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    names = {"resid_post": "blocks.*"}
+    session.start(TorchProbe(), ActivationProbe(CapturePlan(Capture("resid_post"), names=names)))
+    for _ in range(2):
+        net(torch.ones(shape)).sum().backward()
+        optimizer.step()
+    session.stop()
+    if len(shape) == 3:
+        assert [(b.step, b.batch, b.num_tokens, b.token_ids) for b in fake[0].begun] == [
+            (s, 3, 5, None) for s in (0, 1)
+        ]
+        assert len(fake[0].tensors) == 4 and "degraded_activations" not in session.meta
+    else:  # no tokens: said, not silently empty
+        assert not fake[0].tensors and "expected token ids" in session.meta["degraded_activations"]
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # of our own hook: harmless
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own
+@pytest.mark.parametrize("what", ["model", "in place", "blocks"])
+def test_points_inside_compiled_modules_are_refused_and_named(fake, what) -> None:
+    torch._dynamo.reset()
+    net = model()
+    plan = CapturePlan(Capture(["resid_post", "logits"]), names=NAMES)
+    if what == "blocks":
+        for block in net.blocks:
+            block.compile(backend="eager", fullgraph=True)
+        losses, session = recorded(plan, net)
+        assert {name for *_, name in fake[0].tensors} == {"logits"}
+        lost = "layers.1.resid_post: inside a module that torch.compile has compiled"
+        assert lost in session.meta["missing_points"]
+    else:
+        if what == "in place":
+            net.compile(backend="eager", fullgraph=True)
+        called = net if what == "in place" else torch.compile(net, backend="eager", fullgraph=True)
+        losses, session = recorded(plan, called)
+        assert not fake and "compile" in session.meta["degraded_activations"]
+    assert losses == train(model())
+
+
 def test_a_plan_over_budget_is_refused_with_what_to_drop(fake) -> None:
     net, session = model(), FakeSession()
     probe = ActivationProbe(CapturePlan(Capture(["resid_post", "logits"]), budget_bytes=1000, names=NAMES))
