@@ -15,8 +15,8 @@ MOST_LISTED = 500
 
 def sample_label(data: xr.Dataset, at: int) -> str:
     """Return a sample in words: step and prompt, or step and place in the batch."""
-    said = [f"step {int(data['step'].values[at])}"] if "step" in data.coords else []
-    prompt = str(data["prompt"].values[at]) if "prompt" in data.coords else ""
+    said = [f"step {int(np.atleast_1d(data['step'].values)[at])}"] if "step" in data.coords else []
+    prompt = str(np.atleast_1d(data["prompt"].values)[at]) if "prompt" in data.coords else ""
     if prompt:
         said.append(prompt if len(prompt) <= 40 else f"{prompt[:38]}…")
     else:

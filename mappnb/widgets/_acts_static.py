@@ -121,7 +121,8 @@ def _fill(view: ActivationsView, answers: dict[str, Any], room: int, kept: tuple
         except MappnbError:
             continue  # not possible together with the other choices
         here = dict(view._where)
-        shown = {t: view._told({"theme": t, "ground": ""}) | {"pick": None} for t in ("light", "dark")}
+        known = _key("show", {"where": here, "theme": "light"}) in answers
+        shown = {t: view._told({"theme": t, "ground": ""}) | {"pick": None} for t in ("light", "dark") if not known}
         fits = {
             _key("show", {"where": here, "theme": t}): told | {"fields": _copied(told["fields"])}
             for t, told in shown.items()

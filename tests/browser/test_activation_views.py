@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
+from browser import lab
 from browser.live_page import LivePage, live
 from widgets.activation_views import faulty, trace, tree
 
@@ -215,3 +217,37 @@ def test_the_picture_that_stays(browser, name):
     picture(page, f"still-{name}")
     context.close()
     view.close()
+
+
+def test_in_jupyterlab(browser, tmp_path):
+    pytest.importorskip("jupyterlab", reason="needs jupyterlab")
+    cells = [
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\nfrom widgets.activation_views import faulty\n"
+        "from mappnb.widgets import ActivationStats",
+        "view = ActivationStats(faulty())\nview",
+    ]
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nb, tmp_path / "look.ipynb")
+    (tmp_path / "home").mkdir()
+    with lab.server(tmp_path, home=tmp_path / "home") as address:
+        context = browser.new_context(viewport={"width": 1280, "height": 1300}, color_scheme="light")
+        found = lab.Lab(context, address)
+        found.open("look.ipynb")
+        found.run_all()
+        found.page.wait_for_function(IDLE, timeout=60_000)
+        assert found.page.locator(".mappnb-still-acts:visible").count() == 0, "the twin hides behind the live view"
+        found.page.locator(".mappnb-acts-pick").focus()
+        for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight", "Enter", "a", "b", "x", "d", "d"):
+            found.page.keyboard.press(key)
+        found.page.wait_for_timeout(1500)
+        said = found.kernel("print(*view.selected[['step', 'layer']].iloc[0], view.errors, view.binary)")
+        assert said == "20 6 [] True"
+        assert found.page.locator(".jp-Notebook .jp-Cell").count() == len(cells), "no key reached the notebook"
+        for theme in ("JupyterLab Dark", "JupyterLab Light"):
+            found.theme(theme)
+            found.page.wait_for_timeout(1500)
+            picture(found.page, f"stats-lab-{theme[-5:].strip().lower()}")
+        found.save()
+        assert (tmp_path / "look.ipynb").stat().st_size < 150_000, "neither data nor BokehJS are in the saved notebook"
+        assert found.outside == [] and found.page_errors == []

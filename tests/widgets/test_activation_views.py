@@ -345,8 +345,10 @@ def test_views_of_a_recorded_run(run):
     for view in (run.activation_stats(), run.lens(), run.trajectories(over="step"), run.densities()):
         assert view.code.startswith(f"run.{view.code.split('(')[0][4:]}(")
         assert "<svg" in view.snapshot().svg
-        Front(view).ask("show", changes={}, theme="light")
-        assert view.errors == []
+        front, code = Front(view), view.code
+        front.ask("show", changes={}, theme="light")
+        front.say("refresh")
+        assert front.last("state")[0]["live"] is False and view.code == code and view.errors == []
         view.close()
     with pytest.raises(MappnbError, match=r"run.causal_trace\(model"):
         run.causal_trace()
