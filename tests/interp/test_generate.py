@@ -136,7 +136,9 @@ def test_greedy_text_is_that_of_transformers(kind):
         config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, **heads, **ends)
         made = transformers.LlamaForCausalLM(config).eval()
     else:
-        made = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=64, **ends)).eval()
+        made = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=64, **ends)
+        ).eval()
     with torch.no_grad():
         for weight in made.parameters():
             weight.mul_(8.0 if weight.dim() > 1 else 1.0)
