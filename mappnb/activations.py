@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import xarray as xr
@@ -184,6 +184,15 @@ def streams_of(activations: xr.DataTree | xr.Dataset) -> dict[str, xr.Dataset]:
     return children
 
 
+_WORTH: Final = {"full": (2, 2), "cast": (2, 1), "int8": (2, 0), "topk": (1, 0), "bucket": (0, 0), "sketch": (0, 0)}
+
+
+def _worth(ds: xr.Dataset, points: Sequence[str]) -> tuple[int, ...]:
+    """Order streams that hold the same points."""
+    whole, fine = min((_WORTH.get(str(ds[p].attrs.get("mode", "full")), (2, 2)) for p in points), default=(2, 2))
+    return whole, int(ds.sizes.get("sample", 0)), int(ds.sizes.get("token", 0)), fine
+
+
 def stream_with(activations: xr.DataTree | xr.Dataset, *points: str) -> xr.Dataset:
     """Return the stream that holds all of some points.
 
@@ -197,7 +206,8 @@ def stream_with(activations: xr.DataTree | xr.Dataset, *points: str) -> xr.Datas
     Returns
     -------
     Dataset
-        The one with the most samples, if there are several.
+        If there are several: one with whole vectors before top-k, and that before buckets and sketches; then the one with the most
+        samples, the most tokens, the finest numbers.
 
     Raises
     ------
@@ -207,7 +217,7 @@ def stream_with(activations: xr.DataTree | xr.Dataset, *points: str) -> xr.Datas
     streams = streams_of(activations)
     fit = [ds for ds in streams.values() if all(p in ds.data_vars for p in points)]
     if fit:
-        return max(fit, key=lambda ds: int(ds.sizes.get("sample", 0)))
+        return max(fit, key=lambda ds: _worth(ds, points))
     known = {str(v) for ds in streams.values() for v in ds.data_vars}
     lost = next((p for p in points if p not in known), "")
     holds = "; ".join(f"{n!r}: {', '.join(map(str, ds.data_vars)) or 'nothing'}" for n, ds in streams.items())

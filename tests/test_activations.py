@@ -308,6 +308,27 @@ def test_a_stream_with_points_is_found(tmp_path):
         stream_with(run.activations, "qq")
 
 
+def test_whole_vectors_come_before_packed_ones():
+    def stream(mode, samples, tokens=4):
+        values = xr.DataArray(np.zeros((samples, tokens, 2)), dims=("sample", "token", "hidden"), attrs={"mode": mode})
+        return xr.Dataset({"resid_post": values}, attrs={"stream": f"{mode}{samples}{tokens}"})
+
+    order = [
+        ("full", 3, 9),
+        ("full", 2, 9),
+        ("cast", 2, 9),
+        ("int8", 2, 9),
+        ("full", 2, 4),
+        ("topk", 5, 9),
+        ("sketch", 6, 9),
+    ]
+    for first in range(len(order)):
+        tree = xr.DataTree.from_dict(
+            {f"s{i}": stream(*one) for i, one in reversed(list(enumerate(order))) if i >= first}
+        )
+        assert stream_with(tree, "resid_post").attrs["stream"] == "{}{}{}".format(*order[first])
+
+
 def test_no_activations_is_an_empty_tree(make):
     run = make()
     assert not run.activations.children
