@@ -392,7 +392,14 @@ def test_a_hugging_face_model_tells_its_tokens_from_the_first_call(tmp_path) -> 
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("layout", [dict(tp=2, pp=2), dict(pp=2, vpp=2), dict(cp=2, tp=2, sequence_parallel=True)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(dict(tp=2, pp=2), marks=pytest.mark.slow),
+        dict(pp=2, vpp=2),
+        pytest.param(dict(cp=2, tp=2, sequence_parallel=True), marks=pytest.mark.slow),
+    ],
+)
 def test_losses_and_collectives_are_the_same_with_activations(tmp_path, layout) -> None:
     pytest.importorskip("megatron.core", reason="needs the extra mappnb[megatron]")
     from mappnb.testing.gpt_settings import TrainSettings
