@@ -89,7 +89,6 @@ def _lanes(layouts, *default) -> list:
     return [name if name in default else pytest.param(name, marks=pytest.mark.slow) for name in layouts]
 
 
-
 @pytest.mark.dist
 @pytest.mark.parametrize("layout", _lanes(LAYOUTS, "tp2 pp2 sp", "pp2 interleaved"))
 def test_every_point_of_every_layout_is_that_of_a_single_process(layout, single) -> None:
