@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mappnb.capture.activations.copies import Copies
 from mappnb.capture.activations.encode import dtype_name, encode, is_slow, stats_of, storable
@@ -20,6 +20,9 @@ from mappnb.capture.activations.shard import Shard
 from mappnb.capture.activations.sink_thread import SinkThread, written
 
 __all__ = ["ActivationSink"]
+
+ITEM_BYTES: Final = 1024
+"""What a waiting tensor, or the statistics of one, needs beside its numbers: many small ones would not be bounded otherwise."""
 
 
 class ActivationSink:
@@ -186,7 +189,7 @@ class ActivationSink:
         attrs: Mapping[str, Any],
         pack: Mapping[str, Any] | None = None,
     ) -> None:
-        size = sum(t.numel() * t.element_size() for t in parts.values())
+        size = ITEM_BYTES + sum(t.numel() * t.element_size() for t in parts.values())
         if self._queue.policy != "block" and self._queue.is_full(size):
             self._drop(target.stream)
             return
@@ -252,8 +255,9 @@ class ActivationSink:
             return
         try:
             for stats in self._stats.values():
-                if stats.rows:
-                    self._queue.put(self._on_host(stats))
+                rows = sum(map(len, stats.rows.values()))
+                if rows and not self._queue.put(self._on_host(stats), rows * ITEM_BYTES):
+                    self._drop(stats.stream)
             self._queue.put(("end_step", step))
         except Exception as err:  # noqa: BLE001
             self.fail("end of step", err)
@@ -281,7 +285,7 @@ class ActivationSink:
             attrs = {"mode": "cast" if dtype else "full", "dtype": dtype_name(tensor), "shard": shard.to_dict()}
             values = Pending(*self._copies.copy(tensor))
             piece = WeightPiece(step, name, layer, values, shard.features, attrs)
-            if not self._queue.put(piece, tensor.numel() * tensor.element_size()):
+            if not self._queue.put(piece, ITEM_BYTES + tensor.numel() * tensor.element_size()):
                 self._drop("weights")
         except Exception as err:  # noqa: BLE001
             self.fail(f"weights {name}", err)

@@ -19,6 +19,7 @@ from mappnb.activation_blocks import LOG_NAME, open_block, read_log  # noqa: E40
 from mappnb.activation_codecs import PARTS, decode, part_name, sketch_matrix  # noqa: E402
 from mappnb.activation_stats import describe, tensor_stats_reference  # noqa: E402
 from mappnb.capture.activations import block_files, sink_thread  # noqa: E402
+from mappnb.capture.activations.sink import ITEM_BYTES  # noqa: E402
 from mappnb.capture.activations.microbatch import Microbatch, zigzag  # noqa: E402
 from mappnb.capture.activations.plan import Capture, CapturePlan  # noqa: E402
 from mappnb.capture.activations.selection import TokenSample  # noqa: E402
@@ -432,7 +433,7 @@ def fill(run, *, microbatches, layers=1):
             run.sink.put(0, tap(layer=layer), torch.full((2, 8, 16), float(number)))
 
 
-PIECE = 2 * 8 * 16 * 4
+PIECE = ITEM_BYTES + 2 * 8 * 16 * 4
 
 
 def test_drop_leaves_out_and_counts(tmp_path, slow_disk):
@@ -446,6 +447,21 @@ def test_drop_leaves_out_and_counts(tmp_path, slow_disk):
     assert dropped == 6 and run.log[0]["dropped"] == {"full": 6} and run.sink.counters["waited_s"] == 0
     with run.block() as block:
         assert block.samples("full")["microbatch"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_many_small_things_are_bounded_too(tmp_path, slow_disk):
+    rules = Capture("resid_post", steps=0, name="a"), Capture("resid_post", mode="stats", name="b")
+    run = Recording(tmp_path, *rules, policy="drop", queue_bytes=20 * ITEM_BYTES)
+    fill(run, microbatches=1)
+    run.sink.end_step(0)
+    for step in range(1, 41):  # one row of statistics each: nothing that fills a queue by its numbers
+        run.sink.begin(microbatch(step, 0))
+        run.sink.put(1, tap(), torch.ones(2, 8, 16))
+        run.sink.end_step(step)
+    slow_disk.set()
+    run.close()
+    assert 20 <= run.sink.counters["dropped"]["b"] <= 24
+    assert run.sink.counters["dropped"].keys() == {"b"}
 
 
 def test_thin_halves_the_microbatches_whole(tmp_path, slow_disk):
