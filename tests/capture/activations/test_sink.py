@@ -19,12 +19,14 @@ from mappnb.activation_blocks import LOG_NAME, open_block, read_log  # noqa: E40
 from mappnb.activation_codecs import PARTS, decode, part_name, sketch_matrix  # noqa: E402
 from mappnb.activation_stats import describe, tensor_stats_reference  # noqa: E402
 from mappnb.capture.activations import block_files, sink_thread  # noqa: E402
-from mappnb.capture.activations.sink import ITEM_BYTES  # noqa: E402
 from mappnb.capture.activations.microbatch import Microbatch, zigzag  # noqa: E402
 from mappnb.capture.activations.plan import Capture, CapturePlan  # noqa: E402
 from mappnb.capture.activations.selection import TokenSample  # noqa: E402
 from mappnb.capture.activations.shard import Shard, Split  # noqa: E402
-from mappnb.capture.activations.sink import ActivationSink  # noqa: E402
+from mappnb.capture.activations.sink import (
+    ITEM_BYTES,
+    ActivationSink,
+)
 
 FACTS = {"num_layers": 4, "num_heads": 8, "num_kv_heads": 4, "head_dim": 4, "causal": True}
 META = {"rank": 3, "coords": {"tp_rank": 0}, "layout": {"tp": 1}, "model": FACTS}
