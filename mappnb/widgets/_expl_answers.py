@@ -11,11 +11,11 @@ import pandas as pd
 from mappnb.interp.explanation import Explanation
 from mappnb.palette import DIVERGING
 from mappnb.widgets._attn_tokens import shown, shown_all
-from mappnb.widgets._expl_levels import MOST_ROWS, NAMES, Level, columns, key_of, sums, waterfall
+from mappnb.widgets._expl_levels import MOST_ROWS, NAMES, Level, columns, key_of, row_columns, sums, waterfall
 from mappnb.widgets._expl_where import BY
 from mappnb.widgets._messages import Answer
 
-__all__ = ["check_told", "level_told", "read_only", "state_told"]
+__all__ = ["check_told", "level_told", "read_only", "rows_told", "state_told"]
 
 Key = tuple[str, int, int, int]
 
@@ -56,22 +56,32 @@ def level_told(
     """Return one table with its sums, the way back, and what was really ablated of its rows."""
     arrays = columns(level, most=most)
     known = {name: i for i, name in enumerate(level.components)}
-    seen = (level.table.loc[arrays["row"]] if ablated else level.table.iloc[:0]).assign(row=lambda frame: frame.index)
     content: dict[str, Any] = {
         "path": list(level.path),
         "crumbs": [[list(each.path), each.title] for each in [*above, level]],
         "components": [[name, NAMES.get(name, name.replace("_", " "))] for name in known],
         "measures": list(level.measures),
         "left": len(level.table) - len(arrays["row"]),
-        "ablated": [
-            [int(row["row"]), ablated[key_of(row)]] for row in seen.to_dict("records") if key_of(row) in ablated
-        ],
+        "ablated": _ablated_told(level.table.loc[arrays["row"]], ablated),
     }
     if not level.path:
         steps = waterfall(level.table, explanation.unexplained)
         content["waterfall"] = [[s.name, s.component, s.layer, s.value] for s in steps]
     arrays |= sums(level, num_layers(explanation), len(explanation.tokens))
     return Answer(content, arrays)
+
+
+def rows_told(level: Level, rows: pd.DataFrame, ablated: Mapping[Key, float]) -> Answer:
+    """Return rows that had stayed in the kernel."""
+    return Answer({"path": list(level.path), "ablated": _ablated_told(rows, ablated)}, row_columns(level, rows))
+
+
+def _ablated_told(rows: pd.DataFrame, ablated: Mapping[Key, float]) -> list[list[float]]:
+    """Return label and real ablation of each row that was ablated."""
+    if not ablated:
+        return []
+    found = rows.assign(row=rows.index).to_dict("records")
+    return [[int(row["row"]), ablated[key_of(row)]] for row in found if key_of(row) in ablated]
 
 
 def check_told(found: pd.DataFrame) -> dict[str, Any]:

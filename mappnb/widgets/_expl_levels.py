@@ -21,6 +21,7 @@ __all__ = [
     "digits_for",
     "key_of",
     "place_name",
+    "row_columns",
     "sums",
     "waterfall",
 ]
@@ -121,13 +122,20 @@ def columns(level: Level, *, most: int = MOST_ROWS) -> dict[str, Array]:
     if len(table) > most:
         size = np.abs(np.nan_to_num(table[list(level.measures)].to_numpy(np.float64))).max(1)
         table = table.iloc[np.sort(np.argsort(-size, kind="stable")[:most])]
-    code = {name: i for i, name in enumerate(level.components)}
-    out: dict[str, Array] = {
-        "row": table.index.to_numpy().astype(np.int32),
-        "component": table["component"].map(code).to_numpy().astype(np.uint8),
-    }
-    out |= {name: table[name].to_numpy().astype(np.int32) for name in ("layer", "unit", "position")}
-    return out | {name: table[name].to_numpy(np.float64).astype(np.float32) for name in level.measures}
+    return row_columns(level, table)
+
+
+def row_columns(level: Level, rows: pd.DataFrame) -> dict[str, Array]:
+    """Return some rows of a table as :func:`columns` does."""
+    out: dict[str, Array] = {"row": rows.index.to_numpy().astype(np.int32), "component": _codes(level, rows)}
+    out |= {name: rows[name].to_numpy().astype(np.int32) for name in ("layer", "unit", "position")}
+    return out | {name: rows[name].to_numpy(np.float64).astype(np.float32) for name in level.measures}
+
+
+def _codes(level: Level, rows: pd.DataFrame) -> Array:
+    code, names = pd.factorize(rows["component"])
+    at = {name: i for i, name in enumerate(level.components)}
+    return np.array([at[name] for name in names], np.uint8)[code] if len(rows) else np.zeros(0, np.uint8)
 
 
 def sums(level: Level, num_layers: int, num_tokens: int) -> dict[str, Array]:
@@ -140,21 +148,19 @@ def sums(level: Level, num_layers: int, num_tokens: int) -> dict[str, Array]:
         a layer summed; ``edges``, dims (column + 1,): first token of each column.
     """
     table, parts = level.table, level.components
-    code = table["component"].map({name: i for i, name in enumerate(parts)}).to_numpy(np.int64)
+    code = _codes(level, table).astype(np.int64)
     position, layer = table["position"].to_numpy(), table["layer"].to_numpy()
     edges = np.unique(np.linspace(0, num_tokens, min(num_tokens, MOST_COLUMNS) + 1).astype(np.int32))
-    column = np.searchsorted(edges, position, side="right") - 1
+    column, width = np.searchsorted(edges, position, side="right") - 1, len(edges) - 1
     out: dict[str, Array] = {"edges": edges}
     for measure in level.measures:
         values = np.nan_to_num(table[measure].to_numpy(np.float64))
-        strip = np.zeros((len(parts), num_tokens))
-        np.add.at(strip, (code, position), values)
-        out[f"strip_{measure}"] = strip.astype(np.float32)
+        strip = np.bincount(code * num_tokens + position, values, len(parts) * num_tokens)
+        out[f"strip_{measure}"] = strip.reshape(len(parts), num_tokens).astype(np.float32)
         for name in LAYER_COMPONENTS:
-            grid = np.zeros((num_layers, len(edges) - 1))
-            mine = (table["component"] == name).to_numpy()
-            np.add.at(grid, (layer[mine], column[mine]), values[mine])
-            out[f"{name}_{measure}"] = grid.astype(np.float32)
+            mine = code == parts.index(name) if name in parts else np.zeros(len(table), bool)
+            grid = np.bincount(layer[mine] * width + column[mine], values[mine], num_layers * width)
+            out[f"{name}_{measure}"] = grid.reshape(num_layers, width).astype(np.float32)
     return out
 
 
@@ -176,22 +182,22 @@ def waterfall(table: pd.DataFrame, unexplained: float) -> list[Step]:
     rows = table[table["in_sum"]]
     of_heads = rows["component"].isin(("head", "attention_bias"))
     kind = rows["component"].where(~of_heads, "head")
-    layers = sorted(int(x) for x in rows["layer"].unique() if x >= 0)
-
-    def step(name: str, component: str, layer: int, mine: pd.Series) -> Step:
-        return Step(name, component, layer, float(rows.loc[mine, "direct_effect"].sum()))
-
-    steps = [step("embedding", "embed", -1, kind == "embed")]
-    within = list(dict.fromkeys(kind[rows["layer"] >= 0]))
+    found = rows["direct_effect"].groupby([rows["layer"], kind], sort=False).sum()
+    places: list[Any] = found.index.tolist()
+    total = {(int(at), str(part)): float(v) for (at, part), v in zip(places, found, strict=True)}
+    layers = sorted({at for at, _ in total if at >= 0})
+    within = [part for part in ("head", "mlp") if any((at, part) in total for at in layers)]
+    within += [part for at, part in total if at >= 0 and part not in within]
+    within = list(dict.fromkeys(within))
+    steps = [Step("embedding", "embed", -1, total.pop((-1, "embed"), 0.0))]
     if len(within) * len(layers) > MOST_STEPS:
-        steps += [step(f"L{at}", "all", at, rows["layer"] == at) for at in layers]
+        steps += [Step(f"L{at}", "all", at, sum(total.get((at, part), 0.0) for part in within)) for at in layers]
     else:
         names = {"head": "attention", "mlp": "MLP"}
         steps += [
-            step(f"L{at} {names.get(part, part)}", part, at, (rows["layer"] == at) & (kind == part))
+            Step(f"L{at} {names.get(part, part)}", part, at, total.get((at, part), 0.0))
             for at in layers
             for part in within
         ]
-    rest = dict.fromkeys(kind[(rows["layer"] < 0) & (kind != "embed")])
-    steps += [step(component_name(part, -1, -1), part, -1, (rows["layer"] < 0) & (kind == part)) for part in rest]
+    steps += [Step(component_name(part, -1, -1), part, -1, value) for (at, part), value in total.items() if at < 0]
     return [*steps, Step("unexplained", "", -1, float(unexplained))]

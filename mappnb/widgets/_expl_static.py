@@ -29,7 +29,7 @@ FONT = "font:12px system-ui,sans-serif"
 STYLE = (
     "<style>.mappnb-still-expl text{font:11px system-ui,sans-serif;fill:var(--jp-ui-font-color1,currentColor)}"
     ".mappnb-still-expl .axis{fill:var(--jp-ui-font-color2,currentColor)}"
-    ".mappnb-still-expl text.on{font-family:ui-monospace,monospace;fill:#14181d}"
+    ".mappnb-still-expl text.on{font-family:ui-monospace,monospace;fill:#000}"
     ".mappnb-still-expl text.in{font-family:ui-monospace,monospace;fill:#fff}"
     ".mappnb-still-expl line{stroke:var(--jp-border-color2,#999);stroke-width:1}"
     ".mappnb-expl-list{border-collapse:collapse;font:12px system-ui,sans-serif}"
@@ -41,6 +41,8 @@ STYLE = (
 def _signed(value: float, digits: int | None = None) -> str:
     if not np.isfinite(value):
         return "–"
+    if value == 0:
+        return "0"
     return f"{value:+.3g}".replace("-", "−") if digits is None else f"{value:+.{digits}f}".replace("-", "−")
 
 
@@ -48,6 +50,12 @@ def _measures(view: Explain, rows: Any) -> list[str]:
     """Return what has a column; real ablations only beside their predictions, which an upstream table does not hold."""
     known = [*view._level.measures[::-1], *(["ablation"] if not view._level.path else [])]
     return [name for name in known if name in rows]
+
+
+def _luminance(rgb: list[float]) -> float:
+    """Return the relative luminance (WCAG 2); below 0.179 white reads better on it than black."""
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in rgb)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _colour(value: float) -> str:
@@ -85,7 +93,7 @@ def _strip(view: Explain) -> Canvas:
         share = 0.5 + np.sign(sums[at]) * np.sqrt(abs(sums[at]) / top) / 2
         rgb = [float(np.interp(share * (len(stops) - 1), np.arange(len(stops)), stops[:, c])) for c in range(3)]
         fill = "#" + "".join(f"{round(v):02x}" for v in rgb)
-        dark = float(np.dot(rgb, [0.2126, 0.7152, 0.0722])) < 115
+        dark = _luminance(rgb) < 0.179
         canvas.rect(x, y, wide, 20, fill=fill, tip=f"{text} ({at}): {_signed(float(sums[at]))}", extra=' stroke="#999"')
         canvas.text(x + 5, y + 14, text, cls="in" if dark else "on")
         x += wide + 2
@@ -179,6 +187,8 @@ def caption(view: Explain) -> str:
         said = f"{view._level.title}: shares in its own effect on the metric. {said}"
     if view._check is not None:
         said += f". Attribution against {len(view._check)} real ablations: correlation {view._check.attrs['correlation']:.2f}"
+    long = len(view.explanation.tokens) > MOST_TOKENS
+    said += f". The last {MOST_TOKENS} tokens of {len(view.explanation.tokens)}" if long else ""
     return f"{said}. Orange: for the token; blue: against it."
 
 

@@ -24,6 +24,8 @@ EXPLAIN_PARTS = (
     *("runtime.js", "runtime_ui.js", "attention_colours.js"),
     *("explain_data.js", "explain_plots.js", "explain_map.js", "explain_rows.js", "explain_picked.js", "explain.js"),
 )
+MOST_FETCHED = 1000
+"""Rows of one choice that the browser gets afterwards."""
 MOST_CHECKED = 200
 """Rows of one check that a click may ask for."""
 
@@ -292,6 +294,16 @@ class Explain(View):
         if where != self._where:
             self._where = where
             self.changed("selection")
+
+    def on_rows(self, content: dict[str, Any]) -> Answer | dict[str, Any]:
+        """Answer with the largest rows of a choice, also those that had stayed in the kernel."""
+        self.on_go(content)
+        if path_asked(content) != self._where.path:
+            return {"path": path_asked(content), "ablated": []}
+        found = self.rows.iloc[:MOST_FETCHED]
+        if self._where.row is not None and self._where.row not in found.index:
+            found = pd.concat([found, self.selection])
+        return told.rows_told(self._level, found, self._ablated)
 
     def on_ablate(self, content: dict[str, Any]) -> dict[str, Any]:
         """Ablate a row for real; answer with that and what was predicted."""

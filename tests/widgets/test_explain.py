@@ -104,6 +104,13 @@ def test_of_a_large_table_the_largest_rows_go_to_the_browser(told):
     size = found.table[["direct_effect", "attribution"]].abs().max(axis=1)
     assert size.loc[arrays["row"]].min() >= size.drop(arrays["row"]).max()
     assert arrays["strip_attribution"].sum() == pytest.approx(found.table["attribution"].sum(), abs=1e-2)
+    rest = found.table.drop(arrays["row"])
+    small = int(rest.index[rest["component"] == "head"][0])
+    where = {**front.view._where.told(), "component": "mlp", "layer": 5, "position": 7, "row": small}
+    content, more = front.ask("rows", **where)
+    mine = found.table.query("component == 'mlp' and layer == 5 and position == 7").index
+    assert more["row"].tolist() == [*mine, small] and content["path"] == []
+    assert more["attribution"] == pytest.approx(found.table.loc[more["row"], "attribution"].to_numpy(), rel=1e-6)
     page = front.view.to_html()
     assert len(page) <= 2_000_000
     front.view.close()

@@ -41,9 +41,9 @@ class ExplainView {
     this.stripSaid = make("div", { class: "mappnb-muted mappnb-expl-key" });
     this.choices = new ExplainChoices({ change: (changes) => this.change(changes) }, disposer);
     this.picked = new PickedPanel({ ablate: (label) => this.ablate(label), upstream: (label) => this.upstream(label) }, disposer);
-    this.rows = new RankedRows({ pick: (l) => this.pick(l), ablate: (l) => this.ablate(l), upstream: (l) => this.upstream(l), back: () => this.back() }, disposer);
+    this.rows = new RankedRows({ pick: (l) => this.pick(l), ablate: (l) => this.ablate(l), upstream: (l) => this.upstream(l), back: () => this.back() }, disposer, Boolean(this.model.isStatic));
     this.waterfall = new Waterfall({ choose: (component, layer) => this.change({ component, layer: layer < 0 ? null : layer, position: null }) }, disposer);
-    this.fallBox = make("div", {}, [make("div", { class: "mappnb-expl-label", text: "Direct effects, added up: A attention, M MLP" }), this.waterfall.node]);
+    this.fallBox = make("div", {}, [make("div", { class: "mappnb-expl-label", text: "Direct effects, added up" }), this.waterfall.node]);
     const map = (name, title) => new EffectMap(title, { choose: (layer, position) => this.change({ component: name, layer, position }) }, disposer);
     this.maps = { head: map("head", "Heads of a layer, by token"), mlp: map("mlp", "MLPs, by token") };
     this.check = toolButton("Check 20", "Ablate 20 components for real: half the largest attributions, half at random", disposer, () => this.runCheck());
@@ -95,6 +95,7 @@ class ExplainView {
     else {
       this.where = where;
       this.draw();
+      if (this.table.left > 0) this.fetch();
     }
   }
 
@@ -106,7 +107,6 @@ class ExplainView {
       this.busy.level = false;
       const cameFrom = this.table && path.length < this.table.path.length ? this.table.path[path.length] : null;
       this.table = new ExplainTable(content, arrays);
-      this.table.predicted = new Map();
       if (path.length) this.traced.add(path.join("/"));
       this.where = where || { by: "attribution", component: "all", layer: null, position: null, row: cameFrom, path };
       this.body.hidden = false;
@@ -127,6 +127,17 @@ class ExplainView {
     this.where = { ...this.where, ...changes };
     this.tellWhere();
     this.draw();
+    if (this.table.left > 0 && !("row" in changes)) this.fetch();
+  }
+
+  /** Get rows of this choice that stayed in the kernel. */
+  fetch() {
+    if (this.model.isStatic) return;
+    this.connection.request("rows", this.where, (content, arrays) => {
+      if (JSON.stringify(content.path) !== JSON.stringify(this.table.path) || !this.table.merge(content, arrays)) return;
+      this.rows.table = null;
+      this.draw();
+    });
   }
 
   pick(label) {

@@ -40,12 +40,37 @@ class ExplainTable {
     Object.assign(this, { path: told.path, crumbs: told.crumbs, components: told.components, measures: told.measures, left: told.left });
     this.waterfall = told.waterfall || null;
     this.arrays = arrays;
-    this.count = arrays.row.length;
     this.ablated = new Map(told.ablated);
+    this.predicted = new Map();
+    this.measure();
+  }
+
+  measure() {
+    const { arrays } = this;
+    this.count = arrays.row.length;
     this.place = new Map(Array.from(arrays.row, (label, i) => [label, i]));
     this.top = 0;
     for (const name of this.measures) for (const v of arrays[name]) this.top = Math.max(this.top, Math.abs(v) || 0);
     this.digits = digitsFor(this.top);
+  }
+
+  /** Add rows that had stayed in the kernel; true if any was new. */
+  merge(told, arrays) {
+    for (const [label, real] of told.ablated) this.ablated.set(label, real);
+    const fresh = Array.from(arrays.row || [], (label, i) => [label, i]).filter(([label]) => !this.place.has(label));
+    if (!fresh.length) return false;
+    for (const name of ["row", "component", "layer", "unit", "position", ...this.measures]) {
+      const old = this.arrays[name];
+      const whole = new old.constructor(old.length + fresh.length);
+      whole.set(old);
+      fresh.forEach(([, from], i) => {
+        whole[old.length + i] = arrays[name][from];
+      });
+      this.arrays[name] = whole;
+    }
+    this.left -= fresh.length;
+    this.measure();
+    return true;
   }
 
   get root() {
@@ -105,10 +130,20 @@ function largestOf(values) {
   return top;
 }
 
+const EFFECT_SHADES = 128;
+const effectTables = new Map();
+
+/** Colours from one end of the stops to the other, worked out once. */
+function effectTable(stops) {
+  const key = stops.join(" ");
+  if (!effectTables.has(key)) effectTables.set(key, Array.from({ length: 2 * EFFECT_SHADES + 1 }, (_, i) => rampColour(stops, i / (2 * EFFECT_SHADES))));
+  return effectTables.get(key);
+}
+
 /** [r, g, b] of a value: blue below zero, orange above, the ground at zero. */
 function effectColour(value, top, stops) {
   const share = top > 0 && Number.isFinite(value) ? Math.sign(value) * Math.sqrt(Math.min(1, Math.abs(value) / top)) : 0;
-  return rampColour(stops, 0.5 + share * 0.5);
+  return effectTable(stops)[Math.round(EFFECT_SHADES * (1 + share))];
 }
 
 /** "for" or "against", for the class of a bar. */

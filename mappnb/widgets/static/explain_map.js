@@ -95,7 +95,8 @@ class EffectMap {
     }
     g.textAlign = "center";
     const step = Math.max(1, Math.ceil(34 / this.cell));
-    for (let c = 0; c < this.columns; c += step) g.fillText(String(this.look.edges[c]), this.x(c) + this.cell / 2, base + 10);
+    const room = this.look.width - 12;
+    for (let c = 0; c < this.columns && this.x(c) + this.cell / 2 < room; c += step) g.fillText(String(this.look.edges[c]), this.x(c) + this.cell / 2, base + 10);
   }
 
   box(g, { layer, column }, colour, width) {

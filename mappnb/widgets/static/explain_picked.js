@@ -24,7 +24,7 @@ class PickedPanel {
     this.inner.hidden = i === undefined;
     if (i === undefined) {
       this.title.className = "mappnb-expl-title mappnb-muted";
-      this.title.textContent = where.row === null ? "Pick a row to ablate it or to trace it upstream." : "The picked row is among those that stayed in the kernel.";
+      this.title.textContent = where.row === null ? (state.readonly ? "Pick a row to see what is known of it." : "Pick a row to ablate it or to trace it upstream.") : "The picked row is not here; it is one of the small ones.";
       return;
     }
     this.label = where.row;

@@ -34,11 +34,16 @@ class TokenStrip {
       const at = i + this.first;
       const colour = effectColour(sums[at], top, stops);
       button.style.background = cssColour(colour);
-      button.style.color = cssColour(inkOn(colour));
+      button.style.color = luminance(colour) > 0.179 ? "#000000" : "#ffffff";
       button.title = `${this.tokens[at]} (${at}): ${what} ${signedText(sums[at], digits)}`;
       button.setAttribute("aria-pressed", String(at === position));
     });
     this.rove(position === null ? 0 : position - this.first);
+    const chosen = position === null || position === this.shown ? null : this.buttons[position - this.first];
+    this.shown = position;
+    if (!chosen) return;
+    const [low, high] = [chosen.offsetTop - this.node.offsetTop, chosen.offsetTop - this.node.offsetTop + chosen.offsetHeight];
+    if (low < this.node.scrollTop || high > this.node.scrollTop + this.node.clientHeight) this.node.scrollTop = low - this.node.clientHeight / 2;
   }
 
   rove(index) {
@@ -115,7 +120,8 @@ class Waterfall {
     const total = makeSvg("rect", { x: x(steps.length) + gap, width: Math.max(1, each - 2 * gap), y: Math.min(y(0), y(metric)), height: Math.max(1, Math.abs(y(0) - y(metric))), class: "mappnb-expl-total" });
     svg.append(total, makeSvg("title", { text: this.words(steps, metric, digits) }));
     this.label(svg, { steps, x, each, height, bottom });
-    this.node.replaceChildren(svg);
+    const key = this.letters ? "A: attention, M: MLP." : "For each layer its attention, then its MLP.";
+    this.node.replaceChildren(svg, make("div", { class: "mappnb-muted", text: `${key} Sum: the metric.` }));
   }
 
   /** Names below the bars: one for each layer, as many as have room. */
@@ -127,13 +133,14 @@ class Waterfall {
       else groups.push({ layer, from: i, to: i + 1, name: layer >= 0 ? `L${layer}` : { embed: "emb", "": "rest" }[component] || "bias" });
     });
     groups.push({ layer: -2, from: steps.length, to: steps.length + 1, name: "sum" });
-    const letters = each >= 9 && groups.some((g) => g.to - g.from > 1);
+    const letters = each >= 13 && groups.some((g) => g.to - g.from > 1);
     let free = -Infinity;
+    this.letters = letters;
     const row = (text, at, y) => svg.append(makeSvg("text", { x: at, y, "text-anchor": "middle", text }));
     for (const { layer, from, to, name } of groups) {
       const at = (x(from) + x(to)) / 2;
       if (letters && layer >= 0) for (let i = from; i < to; i++) row({ head: "A", mlp: "M" }[steps[i][1]] || "", x(i) + each / 2, height - bottom + 13);
-      const half = name.length * 3 + 1;
+      const half = name.length * 3 + (each < 12 ? 3 : 1);
       if (at - half < free) continue;
       row(name, at, height - bottom + (letters ? 27 : 14));
       free = at + half;

@@ -62,8 +62,9 @@ function barCell(value, top, text) {
 /** The list. */
 class RankedRows {
   /** @param {{pick: (label: number) => void, ablate: (label) => void, upstream: (label) => void, back: () => void}} on */
-  constructor(on, disposer) {
+  constructor(on, disposer, fixed) {
     this.on = on;
+    this.fixed = fixed;
     this.body = make("tbody", {});
     this.head = make("tr", {});
     const table = make("table", { class: "mappnb-table mappnb-expl-table" }, [make("caption", { class: "mappnb-hidden-text", text: "Components, the largest first" }), make("thead", {}, [this.head]), this.body]);
@@ -111,7 +112,7 @@ class RankedRows {
     if (into && focused !== null) into.querySelector("button").focus({ preventScroll: true });
     this.more.hidden = shown.length >= this.order.length;
     const parts = this.where.component === "all" && table.components.some(([name]) => name === "neuron") ? " Neurons are parts of their MLPs." : "";
-    const left = table.left ? ` ${table.left} smaller rows stayed in the kernel.` : "";
+    const left = table.left ? ` ${table.left} smaller rows ${this.fixed ? "are not in this page" : "come when their component, layer or token is chosen"}.` : "";
     this.scroll.hidden = table.count === 0;
     if (table.count === 0) this.caption.textContent = "Nothing: this component has no effect on the metric, so nothing before it has one through it.";
     else this.caption.textContent = `${shown.length} of ${this.order.length} rows.${parts}${left}`;
