@@ -23,10 +23,7 @@ from mappnb.capture.activations.microbatch import Microbatch, zigzag  # noqa: E4
 from mappnb.capture.activations.plan import Capture, CapturePlan  # noqa: E402
 from mappnb.capture.activations.selection import TokenSample  # noqa: E402
 from mappnb.capture.activations.shard import Shard, Split  # noqa: E402
-from mappnb.capture.activations.sink import (
-    ITEM_BYTES,
-    ActivationSink,
-)
+from mappnb.capture.activations.sink import ITEM_BYTES, ActivationSink  # noqa: E402
 
 FACTS = {"num_layers": 4, "num_heads": 8, "num_kv_heads": 4, "head_dim": 4, "causal": True}
 META = {"rank": 3, "coords": {"tp_rank": 0}, "layout": {"tp": 1}, "model": FACTS}
