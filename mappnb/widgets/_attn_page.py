@@ -23,6 +23,8 @@ MOST_BYTES = 2_000_000
 """Of a page."""
 MOST_CELLS = 1024
 """Of a head, along an axis."""
+MOST_SAMPLES = 64
+"""Of a page: each costs up to a tenth of a second."""
 FEW = 4
 """Heads on which it is tried how many cells there is room for."""
 _PARTS = ("static_answers.js", "attention_static.js")
@@ -32,7 +34,7 @@ def page(view: Attention) -> str:
     """Return one self-contained HTML page of at most :data:`MOST_BYTES`.
 
     The sample and the one it is compared with are there in any case, in fewer cells if they are long; then others, first those of other
-    steps that go with it, while there is room.
+    steps that go with it, :data:`MOST_SAMPLES` at most, while there is room.
     """
     room = MOST_BYTES - len(_html(view, {"samples": []})) - 20_000
     where = view._where
@@ -42,13 +44,22 @@ def page(view: Attention) -> str:
         held[sample] = _fitted(view, sample, room // (len(first) - i))
         room -= held[sample]["bytes"]
     for sample in [*frames(view._source.samples, where.sample), *range(len(view._source.samples))]:
+        if len(held) >= MOST_SAMPLES:
+            break
         if sample not in held and room > 0:
             made = _sample(view, sample, len(view._source.tokens(sample)), most_bytes=room)
             if made is None:
                 break
             held[sample] = made
             room -= made["bytes"]
-    return _html(view, _data(view, held))
+    whole = _html(view, _data(view, held))
+    while len(whole.encode()) > MOST_BYTES and len(held) > len(
+        first
+    ):  # many short samples: their texts weigh more than was thought
+        for sample in list(held)[max(len(first), len(held) - 1 - len(held) // 16) :]:
+            del held[sample]
+        whole = _html(view, _data(view, held))
+    return whole
 
 
 def _html(view: Attention, data: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from widgets.front import Front
 import mappnb
 from mappnb.errors import MappnbError
 from mappnb.layout import Layout
-from mappnb.widgets import Attention
+from mappnb.widgets import Attention, _attn_page
 from mappnb.widgets._attn_answers import columns, frames, overview, row, thumb_size
 from mappnb.widgets._attn_codes import (
     MISSING,
@@ -582,6 +582,17 @@ def test_page_of_the_worst_patterns_fits(rng, tmp_path):
     told = page_data(html)
     assert len(html.encode()) <= 2_000_000 and len(told["samples"]) == 2
     assert 60 < told["samples"][0]["cells"] < 128 and not told["samples"][0]["lower"]
+
+
+def test_page_of_many_short_samples_fits(monkeypatch):
+    """Their texts weigh more than their patterns; and there is an end to what a page waits for."""
+    view = Attention(activations(layers=range(1), heads=2, kv_heads=2, tokens=48, samples=80, dim=8))
+    whole = view.to_html()
+    assert len(page_data(whole)["samples"]) == 64
+    least = len(Attention(activations(layers=range(1), heads=2, kv_heads=2, tokens=8, samples=1, dim=8)).to_html())
+    monkeypatch.setattr(_attn_page, "MOST_BYTES", (len(whole) + least) // 2)
+    html = view.to_html()
+    assert len(html.encode()) <= (len(whole) + least) // 2 and 10 < len(page_data(html)["samples"]) < 64
 
 
 def test_static_texts_are_escaped(data):
