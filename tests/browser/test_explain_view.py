@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import nbformat
 import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
 
+from browser import lab
 from browser.live_page import LivePage, live
 from widgets.explain_case import large, small
 
@@ -277,6 +279,10 @@ def test_narrow(browser, told, width):
         shown.settle()
         wide = shown.page.evaluate("() => [document.documentElement.scrollWidth, window.innerWidth]")
         assert wide[0] <= wide[1]
+        scroll = shown.page.evaluate(
+            "() => { const e = document.querySelector('.mappnb-expl-scroll'); return e.scrollWidth - e.clientWidth; }"
+        )
+        assert scroll == 0, "every column is seen"
         picture(shown.page, f"explain-{width}")
         assert axe_finds(shown.page) == []
         clean(shown)
@@ -292,7 +298,7 @@ def test_a_large_one_fetches_small_rows(browser, told):
         row = found.table.loc[small_one]
         shown.page.mouse.click(*shown.page.evaluate(CELL, ["mlp", int(row["layer"]), int(row["position"])]))
         shown.settle(600)
-        assert texts(shown.page, 0) == [f"L{row['layer']} MLP"]
+        assert texts(shown.page, 0) == [f"L{row['layer']} MLP"] and view._where.position == row["position"]
         assert shown.page.locator(".mappnb-expl-token b, .mappnb-expl-row b").count() == 0, "tokens are text"
         assert axe_finds(shown.page) == []
         picture(shown.page, "explain-large")
@@ -347,3 +353,42 @@ def test_page_without_a_kernel(browser, told, tmp_path, scheme):
     assert failed == [] and all(u.startswith(("file:", "blob:", "data:")) for u in asked)
     context.close()
     view.close()
+
+
+def test_in_jupyterlab(browser, tmp_path):
+    pytest.importorskip("jupyterlab", reason="needs jupyterlab")
+    tests = str(Path(__file__).parents[1])
+    cells = [
+        f"import sys\nsys.path.insert(0, {tests!r})\nfrom widgets.explain_case import small\nfrom mappnb.widgets import Explain",
+        "view = Explain(small())\nview",
+    ]
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nb, tmp_path / "look.ipynb")
+    (tmp_path / "home").mkdir()
+    with lab.server(tmp_path, home=tmp_path / "home") as address:
+        context = browser.new_context(viewport={"width": 1280, "height": 1300}, color_scheme="light")
+        found = lab.Lab(context, address)
+        found.open("look.ipynb")
+        found.run_all()
+        found.page.wait_for_function(DRAWN, timeout=60_000)
+        assert found.page.locator(".mappnb-still-expl:visible").count() == 0, "the twin hides behind the live view"
+        found.page.locator(".mappnb-expl-row button").first.focus()
+        for key in ("ArrowDown", "Enter", "a"):
+            found.page.keyboard.press(key)
+        found.page.wait_for_function(f"() => {VIEW}.table.ablated.size === 1", timeout=20_000)
+        found.page.keyboard.press("u")
+        found.page.wait_for_function(f"() => {VIEW}.table.path.length === 1", timeout=20_000)
+        found.page.locator(".mappnb-expl-row button").first.focus()
+        for key in ("x", "d", "d", "b"):
+            found.page.keyboard.press(key)
+        said = found.kernel("print(len(view._where.path), len(view.ablations), view.errors, view.binary)")
+        assert said == "1 1 [] True"
+        assert found.page.locator(".jp-Notebook .jp-Cell").count() == len(cells), "no key reached the notebook"
+        for theme in ("JupyterLab Dark", "JupyterLab Light"):
+            found.theme(theme)
+            found.page.wait_for_timeout(1000)
+            picture(found.page, f"explain-lab-{theme[-5:].strip().lower()}")
+        found.save()
+        assert (tmp_path / "look.ipynb").stat().st_size < 150_000, "only the twin's picture is in the saved notebook"
+        assert found.outside == [] and found.page_errors == []

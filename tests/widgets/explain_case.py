@@ -36,3 +36,28 @@ def large(told: Explanation, *, layers: int = 32, heads: int = 16, tokens: int =
     return replace(
         told, table=table, metric=metric, unexplained=0.01, activations=activations, tokens=np.arange(tokens)
     )
+
+
+def on_ranks(settings) -> dict[str, object]:
+    """Run in each rank of a job: what a view of its model says, lets a click do, and gives to Python."""
+    from interp.live_models import gpt
+    from widgets.front import Front
+
+    from mappnb.widgets import Explain
+
+    with gpt(layers=2, **settings) as chunks:
+        view = Explain(explain(Model(chunks, "bytes"), "hello", "a", instead_of="b"))
+        front = Front(view)
+        row = int(view.table.query("component == 'head' and layer == 1 and position == 4").index[0])
+        refused = [
+            front.ask(kind, **fields)[0].get("text", "")
+            for kind, fields in (("ablate", {"row": row, "path": []}), ("level", {"path": [row]}), ("check", {"n": 4}))
+        ]
+        view.on_level({"path": []})
+        return {
+            "readonly": front.last("state")[0]["readonly"],
+            "refused": refused,
+            "ablated": view.ablate(row),
+            "upstream": len(view.upstream(row)),
+            "told": front.ask("level", path=[row])[0]["path"] == [row],
+        }

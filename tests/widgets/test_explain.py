@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("anywidget", reason="needs anywidget")
 
-from widgets.explain_case import large, small
+from capture.ranks import run_ranks
+from widgets.explain_case import large, on_ranks, small
 from widgets.front import Front
 
 from mappnb.errors import InterpError, MappnbError
@@ -316,3 +317,15 @@ def test_a_closed_view_lets_go(told):
     assert view.describe() == "Explain(closed)" and view._levels == {} and view._explanation is None
     with pytest.raises(MappnbError, match="closed"):
         view.explanation  # noqa: B018
+
+
+@pytest.mark.dist
+def test_a_view_in_a_job_of_two_ranks():
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
+    preload = ("mappnb.testing.gpt_train", "mappnb.testing.gpt_model")
+    (one,) = run_ranks(on_ranks, 1, {}, timeout_s=120, preload=preload)
+    assert one["readonly"] == ""
+    for found in run_ranks(on_ranks, 2, {"tp": 2}, timeout_s=120, preload=preload):
+        assert "tp=2" in found["readonly"] and all("tp=2" in text for text in found["refused"])
+        assert found["ablated"] == pytest.approx(one["ablated"], abs=1e-5)
+        assert found["upstream"] == one["upstream"] and found["told"]

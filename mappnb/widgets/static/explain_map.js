@@ -13,8 +13,13 @@ class EffectMap {
     this.node = make("div", { class: "mappnb-expl-map" }, [make("div", { class: "mappnb-expl-label", text: title }), this.frame, this.live]);
     disposer.listen(this.canvas, "pointermove", (event) => this.point(this.cellAt(event)));
     disposer.listen(this.canvas, "pointerleave", () => this.point(null));
+    // Clicks come with whole pixels, which may be the neighbour of a narrow cell.
+    disposer.listen(this.canvas, "pointerdown", (event) => {
+      this.pressed = this.cellAt(event);
+    });
     disposer.listen(this.canvas, "click", (event) => {
-      const cell = this.cellAt(event);
+      const cell = this.pressed || this.cellAt(event);
+      this.pressed = null;
       if (!cell) return;
       this.cursor = cell;
       this.choose(cell);

@@ -50,7 +50,7 @@ class PickedPanel {
 
   numbers(table, i, state) {
     const out = [];
-    const share = (v) => (state.metric && Number.isFinite(v) ? ` (${((100 * v) / state.metric).toFixed(0).replace("-", "−")} % of the metric)` : "");
+    const share = (v) => (state.metric && Number.isFinite(v) ? ` (${((100 * v) / state.metric).toFixed(0).replace("-", "−").replace(/^−0$/, "0")} % of the metric)` : "");
     const attribution = table.value(i, "attribution");
     if (table.root) {
       const direct = table.value(i, "direct_effect");

@@ -170,19 +170,27 @@ class CheckPlot {
     const side = Math.min(width, 300);
     const [left, right, top, bottom] = [48, 10, 8, 34];
     const height = Math.round(side * 0.8);
-    const all = [...told.predicted, ...told.real, 0];
-    const [low, high] = [Math.min(...all), Math.max(...all)];
-    const pad = (high - low || 1) * 0.08;
-    const x = (v) => left + ((v - low + pad) / (high - low + 2 * pad)) * (side - left - right);
-    const y = (v) => height - bottom - ((v - low + pad) / (high - low + 2 * pad)) * (height - top - bottom);
+    const all = [...told.predicted, ...told.real];
+    const ends = (values) => {
+      const [low, high] = [Math.min(...values, 0), Math.max(...values, 0)];
+      const pad = (high - low || 1) * 0.08;
+      return [low - pad, high + pad];
+    };
+    const [xs, ys] = [ends(told.predicted), ends(told.real)];
+    const x = (v) => left + ((v - xs[0]) / (xs[1] - xs[0])) * (side - left - right);
+    const y = (v) => height - bottom - ((v - ys[0]) / (ys[1] - ys[0])) * (height - top - bottom);
     const digits = digitsFor(largestOf(all));
     const svg = makeSvg("svg", { width: side, height, viewBox: `0 0 ${side} ${height}`, role: "img", "aria-label": `${told.rows.length} components: attribution against real ablation. ${CheckPlot.words(told)}` });
-    for (const tick of roundTicks(low, high, 4)) {
-      svg.append(makeSvg("line", { x1: left, x2: side - right, y1: y(tick), y2: y(tick), class: "mappnb-expl-grid" }));
+    for (const tick of roundTicks(...ys, 4)) {
+      svg.append(makeSvg("line", { x1: left, x2: side - right, y1: y(tick), y2: y(tick), class: tick === 0 ? "mappnb-expl-zero" : "mappnb-expl-grid" }));
       svg.append(makeSvg("text", { x: left - 5, y: y(tick) + 4, "text-anchor": "end", text: String(tick).replace("-", "−") }));
+    }
+    for (const tick of roundTicks(...xs, 4)) {
+      svg.append(makeSvg("line", { x1: x(tick), x2: x(tick), y1: top, y2: height - bottom, class: tick === 0 ? "mappnb-expl-zero" : "mappnb-expl-grid" }));
       svg.append(makeSvg("text", { x: x(tick), y: height - bottom + 14, "text-anchor": "middle", text: String(tick).replace("-", "−") }));
     }
-    svg.append(makeSvg("line", { x1: x(low), y1: y(low), x2: x(high), y2: y(high), class: "mappnb-expl-equal" }));
+    const [from, to] = [Math.max(xs[0], ys[0]), Math.min(xs[1], ys[1])];
+    svg.append(makeSvg("line", { x1: x(from), y1: y(from), x2: x(to), y2: y(to), class: "mappnb-expl-equal" }));
     svg.append(makeSvg("text", { x: (left + side - right) / 2, y: height - 4, "text-anchor": "middle", text: "attribution (predicted)" }));
     svg.append(makeSvg("text", { transform: `translate(11 ${(height - bottom + top) / 2}) rotate(-90)`, "text-anchor": "middle", text: "real ablation" }));
     told.rows.forEach(([label, component, layer, unit, position, token], i) => {
