@@ -13,9 +13,19 @@ from mappnb.activation_points import WEIGHTS
 from mappnb.capture.activations.attention_rules import model_facts_of
 from mappnb.errors import InterpError, SchemaError, did_you_mean
 
-__all__ = ["Readout", "Weights", "normalized"]
+__all__ = ["Readout", "Weights", "check_vectors", "normalized"]
 
 Array = np.ndarray[Any, Any]
+
+
+def check_vectors(data: xr.Dataset, *points: str) -> None:
+    """Raise InterpError unless the points are there as whole vectors of the residual stream, dim ``hidden``."""
+    for point in points:
+        if "hidden" not in data[point].dims:
+            raise InterpError(
+                f"{point} has dims {data[point].dims}: it was captured in buckets or as a sketch, from which vectors do not come "
+                "back; capture it in mode 'full', 'cast' or 'int8'"
+            )
 
 
 def normalized(x: Array, facts: Mapping[str, Any], weight: Array | None, bias: Array | None) -> Array:

@@ -10,7 +10,7 @@ import xarray as xr
 
 from mappnb.activations import stream_with
 from mappnb.errors import InterpError, SchemaError
-from mappnb.interp._lens_weights import Readout, Weights
+from mappnb.interp._lens_weights import Readout, Weights, check_vectors
 from mappnb.interp._model_direct import frozen_direction
 
 __all__ = ["direct_logit_attribution"]
@@ -67,6 +67,7 @@ def direct_logit_attribution(
     """
     points = ("z", "mlp_out", "resid_post") + (("mlp_act",) if neurons else ())
     data = stream_with(activations, *points)
+    check_vectors(data, "mlp_out", "resid_post")
     held = Weights.of(weights, activations, need=("unembed", "w_o") + (("w_out",) if neurons else ()))
     here = _place(data, sample, position)
     step = int(here["step"]) if "step" in here.coords else None

@@ -12,7 +12,7 @@ import xarray as xr
 from mappnb._activation_dataset import token_texts
 from mappnb.activations import stream_with
 from mappnb.errors import InterpError, did_you_mean
-from mappnb.interp._lens_weights import Readout, Weights
+from mappnb.interp._lens_weights import Readout, Weights, check_vectors
 
 __all__ = ["LENS_POINTS", "lens_texts", "logit_lens", "vocabulary_of"]
 
@@ -84,6 +84,7 @@ def logit_lens(
     if top < 1:
         raise InterpError(f"top is {top}; expected at least 1")
     data = stream_with(activations, point)
+    check_vectors(data, point)
     data = data if "sample" in data.dims else data.expand_dims("sample")
     held = Weights.of(weights, activations)
     chosen = data.isel(sample=_samples(sample, data.sizes["sample"]))

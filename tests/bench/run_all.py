@@ -33,6 +33,9 @@ COMMANDS = (
     ["bench_tensor_stats.py"],
     ["bench_activations.py"],
     ["bench_attention_view.py"],
+    ["bench_attention.py"],
+    ["bench_activation_views.py"],
+    ["bench_live.py"],
 )
 
 

@@ -129,6 +129,8 @@ def test_lens_says_what_is_wrong():
         logit_lens(full)
     with pytest.raises(SchemaError, match="no 'unembed'"):
         logit_lens(full, {"final_ln_weight": np.ones(8)})
+    with pytest.raises(InterpError, match="vectors do not come back; capture it in mode 'full'"):
+        logit_lens(full[["resid_post"]].rename(hidden="bucket"), tree["weights"].to_dataset())
 
 
 @pytest.mark.parametrize("norm", ["LayerNorm", "RMSNorm"])
@@ -180,6 +182,9 @@ def test_attribution_says_what_is_missing():
         direct_logit_attribution(full, weights, token=1, position=7)
     with pytest.raises(InterpError, match="ids 0 to 22"):
         direct_logit_attribution(full, weights, token=23)
+    sketch = full.assign(mlp_out=full["mlp_out"].rename(hidden="component"))
+    with pytest.raises(InterpError, match=r"mlp_out has dims .*'component'"):
+        direct_logit_attribution(sketch, weights, token=1)
 
 
 # ------------------------------------------------------------------------------------------------------- live models

@@ -208,6 +208,11 @@ def _check_rule(rule: Capture, where: str) -> None:
         raise CaptureError(f"{where}: mode 'heads' is made from queries and keys; its points are ['q_rot', 'k_rot']")
     if points & set(WEIGHTS) and rule.mode not in ("full", "cast"):
         raise CaptureError(f"{where}: weights are stored as they are or cast; mode is {rule.mode!r}")
+    steps = rule.steps
+    if isinstance(steps, slice) and None not in (steps.start, steps.stop) and steps.stop < steps.start:
+        raise CaptureError(
+            f"{where}: steps is {steps}, which holds no step; expected slice(first, last), both ends included"
+        )
     if not is_count(rule.every):
         raise CaptureError(f"{where}: every is {rule.every!r}; expected a number of steps, at least 1")
     if not isinstance(rule.name, str) or (rule.name and not _NAME.fullmatch(rule.name)) or rule.name == "weights":

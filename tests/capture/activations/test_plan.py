@@ -200,6 +200,7 @@ def test_plans_that_do_not_fit_the_model(rule, said) -> None:
         (lambda: Capture("q", layers=1.5), "layers is 1.5"),
         (lambda: Capture("q", tokens=0), "the last so many tokens"),
         (lambda: Capture("q", steps=slice(0, 4, 0)), "steps is slice"),
+        (lambda: Capture("q", steps=slice(5, 3)), "holds no step"),
         (lambda: Capture("q", every=0), "every is 0"),
         (lambda: Capture("q", name="weights"), "name is 'weights'"),
         (lambda: Capture("q", name="a/b"), "name is 'a/b'"),
