@@ -61,7 +61,7 @@ MAKERS = {
 }
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=[pytest.param("light", marks=pytest.mark.slow), "dark"])
 def scheme(request):
     return request.param
 
@@ -219,6 +219,7 @@ def test_the_picture_that_stays(browser, name):
     view.close()
 
 
+@pytest.mark.slow
 def test_in_jupyterlab(browser, tmp_path):
     pytest.importorskip("jupyterlab", reason="needs jupyterlab")
     cells = [

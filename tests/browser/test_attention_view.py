@@ -59,7 +59,7 @@ def clean(shown: LivePage) -> None:
     assert max(size for _, size in shown.sizes) <= 40_000
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=[pytest.param("light", marks=pytest.mark.slow), "dark"])
 def shown(browser, data, request):
     view = Attention(data)
     with live(browser, view, render="renderAttention", scheme=request.param) as page:
@@ -319,7 +319,7 @@ def test_a_view_leaves_nothing_and_a_closed_one_says_so(browser, data):
     view.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_page_without_a_kernel(browser, tmp_path, scheme):
     """12 layers, 12 heads, 128 tokens in one file of at most 2 MB; every head can be opened."""
     view = Attention(activations(), compare=1)

@@ -60,7 +60,7 @@ def clean(shown: LivePage) -> None:
     assert failed == [] and shown.view.errors == [] and shown.outside == []
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=[pytest.param("light", marks=pytest.mark.slow), "dark"])
 def shown(browser, told, request):
     view = Explain(told)
     with live(browser, view, render="renderExplain", scheme=request.param) as page:
@@ -319,7 +319,7 @@ def test_it_leaves_nothing_and_a_closed_one_says_so(browser, told):
     view.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_page_without_a_kernel(browser, told, tmp_path, scheme):
     label = int(told.table.query("component == 'mlp' and layer == 2 and position == 10").index[0])
     view = Explain(told)
@@ -355,6 +355,7 @@ def test_page_without_a_kernel(browser, told, tmp_path, scheme):
     view.close()
 
 
+@pytest.mark.slow
 def test_in_jupyterlab(browser, tmp_path):
     pytest.importorskip("jupyterlab", reason="needs jupyterlab")
     tests = str(Path(__file__).parents[1])

@@ -66,7 +66,7 @@ def level(shown: LivePage, name: str) -> None:
     shown.page.wait_for_timeout(200)
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture(params=[pytest.param("light", marks=pytest.mark.slow), "dark"])
 def shown(browser, run, request):
     view = run.stragglers()
     with live(browser, view, render="renderStragglers", scheme=request.param) as page:
@@ -216,7 +216,7 @@ def test_nothing_to_judge(browser, run):
         assert shown.failed == [] and view.errors == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_page_without_a_kernel(browser, run, tmp_path, scheme):
     view = run.stragglers()
     view.prices  # noqa: B018
