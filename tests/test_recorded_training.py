@@ -34,7 +34,7 @@ LAYOUTS = [
     pytest.param(2, {"pp": 2}, id="pp2", marks=slow),
     pytest.param(2, {}, id="dp2", marks=slow),
     pytest.param(4, {"tp": 2, "pp": 2}, id="tp2_pp2"),
-    pytest.param(2, {"pp": 2, "vpp": 2}, id="pp2_vpp2"),
+    pytest.param(2, {"pp": 2, "vpp": 2}, id="pp2_vpp2", marks=slow),
     pytest.param(2, {"tp": 2, "sequence_parallel": True}, id="tp2_sp", marks=slow),
     pytest.param(8, {"tp": 2, "pp": 2}, id="tp2_pp2_dp2", marks=slow),
     pytest.param(2, {"distributed_optimizer": True, "overlap": True}, id="dp2_distributed_optimizer_overlap"),

@@ -68,7 +68,7 @@ def tip(page, nth=0):
     return page.locator(".mpa").nth(nth).locator(".mpa-tip")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_themes_and_pixels(open_page, rng, tmp_path, theme):
     view = marked(rng)
     page = open_page(view.to_html(tmp_path / "a.html").read_text(), theme=theme)

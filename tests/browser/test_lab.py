@@ -148,6 +148,7 @@ def _reopens(page, folder) -> None:
     assert page.page.locator(".mappnb-still:visible").count() >= 1, "a notebook without its kernel shows the twin"
 
 
+@pytest.mark.slow
 def test_timeline_in_notebook_7(folder, browser, tmp_path):
     pytest.importorskip("notebook", reason="needs notebook")
     write_notebook(folder / "seven.ipynb", CELLS[:2])
@@ -177,6 +178,7 @@ def _():
 """
 
 
+@pytest.mark.slow
 def test_timeline_in_marimo(folder, browser, tmp_path):
     """The canvas alone: marimo has its own way to show widgets."""
     pytest.importorskip("marimo", reason="needs marimo")

@@ -207,6 +207,7 @@ def test_the_cell_runs_again_and_a_closed_lab_says_so(page):
     assert page.page_errors == [] and page.outside == []
 
 
+@pytest.mark.slow
 def test_notebook_7(folder, browser, tmp_path):
     pytest.importorskip("notebook", reason="needs notebook")
     write_notebook(folder / "seven.ipynb", CELLS)

@@ -245,6 +245,7 @@ def test_page_without_a_kernel(browser, run, tmp_path, scheme):
     view.close()
 
 
+@pytest.mark.slow
 def test_in_jupyterlab(browser, folder, tmp_path):
     pytest.importorskip("jupyterlab", reason="needs jupyterlab")
     cells = [

@@ -355,6 +355,7 @@ def test_torchrun(tmp_path, run_exec):
     check_two_ranks(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_torchrun_restart_is_the_next_incarnation(tmp_path, run_exec):
     pytest.importorskip("torch")
