@@ -298,10 +298,13 @@ class _Builder:
     def _held(self, event: int, m: _Message, wire: int, end: int, shortest: int) -> None:
         """Let a send, or the wait for one, hold its rank until the receiver has come, or until the message is there, if it did.
 
-        ``shortest`` is what a message takes where the receiver came late, else -1: one that waits for its receiver takes that after it.
+        ``shortest`` is what a message takes where the receiver came late, else -1: one that waits for its receiver takes that after it,
+        or less, if others of the link are slower: a receiver that comes after the message could have been there, and before the send
+        goes on, is what it waited for.
         """
         until, posted = int(self.end[event]), int(self.start[m.receive])
-        if shortest >= 0 and until > posted + shortest // 2 and posted > int(self.start[event]):
+        rendezvous = until > posted + shortest // 2 or until >= posted >= end
+        if shortest >= 0 and rendezvous and posted > int(self.start[event]):
             self.nodes.edge(self.arrive[m.receive], self.leave[event])
         elif until >= end - _NEAR_NS:
             self.nodes.edge(wire, self.leave[event])

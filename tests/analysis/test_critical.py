@@ -199,3 +199,22 @@ def test_a_wait_for_a_send_is_held_by_a_late_receiver():
     path = analysis.critical_path(events(rows), step=0)
     assert steps_of(path) == [(1, "H", 95, 0), (0, "send", 5, 0), (0, "G", 100, 0)]
     assert path.category.tolist() == ["compute", "wait", "compute"]
+
+
+def test_a_late_receiver_holds_the_send_though_other_links_are_slower():
+    """A message of another link took 0.4 ms; this one let its sender go 0.1 ms after the receiver came."""
+    late, slower = dict(category="p2p", group=2, bytes=8, seq=0), dict(category="p2p", group=3, bytes=8, seq=0)
+    us = [
+        dict(name="F", at=(0, 5_000)),
+        dict(name="send", op="send", peer=1, at=(5_000, 90_100), flags=int(Flag.ASYNC), **late),
+        dict(name="send", op="wait", category="wait", group=2, seq=0, peer=1, at=(5_010, 90_100)),
+        dict(name="G", at=(90_100, 200_000)),
+        dict(name="H", at=(0, 90_000), rank=1),
+        dict(name="recv", op="recv", peer=0, at=(90_000, 90_080), rank=1, **late),
+        dict(name="F", at=(0, 5_000), rank=2),
+        dict(name="send", op="send", peer=3, at=(5_000, 5_400), rank=2, **slower),
+        dict(name="recv", op="recv", peer=2, at=(10, 5_400), rank=3, **slower),
+    ]
+    rows = [{**row, "at": tuple(1000 * t for t in row["at"])} for row in us]
+    path = analysis.critical_path(events(rows), step=0)
+    assert steps_of(path) == [(1, "H", 90_000_000, 0), (0, "send", 100_000, 0), (0, "G", 109_900_000, 0)]
