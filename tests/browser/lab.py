@@ -35,6 +35,15 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
+def write_notebook(path: Path, cells: list[str]) -> None:
+    """Write a notebook of code cells."""
+    import nbformat
+
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nb, path)
+
+
 @contextmanager
 def server(folder: Path, *, home: Path, app: str = "lab"):
     """Start a server on ``folder``; gives its address."""

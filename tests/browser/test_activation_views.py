@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 from browser import lab
 from browser.live_page import LivePage, live
+from browser.looking import axe_finds, picture
 from widgets.activation_views import faulty, trace, tree
 
 from mappnb.widgets import ActivationStats, CausalTrace, Densities, Lens, Trajectories
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
 
-PICTURES = os.environ.get("MAPPNB_PICTURES")  # a folder to leave pictures in, to look at
+ROOT = ".mappnb-acts"
 VIEW = "document.querySelector('.mappnb-acts').mappnbView"
 IDLE = """() => { const e = document.querySelector('.mappnb-acts'), v = e && e.mappnbView;
   return Boolean(v && v.drawn && v.drawn === v.turn && !v.connection.flying.size); }"""
@@ -28,18 +27,6 @@ POINT = f"""(index) => {{ const f = {VIEW}.figures[0].drawing, b = f.inner.getBo
   return [b.left + x, b.top + y]; }}"""
 
 
-def axe_finds(page) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    found = axe.Axe().run(page, context=".mappnb-acts").response["violations"]
-    return [f"{v['id']}: {n['html'][:160]}: {n['failureSummary']}" for v in found for n in v["nodes"]]
-
-
-def picture(page, name: str) -> None:
-    if PICTURES:
-        page.wait_for_timeout(500)
-        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
-
-
 def drawn(shown: LivePage) -> None:
     shown.push()
     shown.page.wait_for_function(IDLE, timeout=30_000)
@@ -49,7 +36,7 @@ def drawn(shown: LivePage) -> None:
 def clean(shown: LivePage) -> None:
     assert shown.failed == [] and shown.view.errors == [] and shown.outside == []
     assert max(size for kind, size in shown.sizes if kind != "bokeh") <= 300_000
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
 
 
 MAKERS = {
@@ -227,9 +214,7 @@ def test_in_jupyterlab(browser, tmp_path):
         "from mappnb.widgets import ActivationStats",
         "view = ActivationStats(faulty())\nview",
     ]
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nb, tmp_path / "look.ipynb")
+    lab.write_notebook(tmp_path / "look.ipynb", cells)
     (tmp_path / "home").mkdir()
     with lab.server(tmp_path, home=tmp_path / "home") as address:
         context = browser.new_context(viewport={"width": 1280, "height": 1300}, color_scheme="light")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import nbformat
 import numpy as np
 import pytest
 from browser import lab
 from browser.live_page import LivePage, live
+from browser.looking import axe_finds, open_file, picture
 from widgets.attention_data import activations, kind_of
 
 from mappnb.widgets import Attention
@@ -17,7 +14,7 @@ from mappnb.widgets._attn_codes import decode
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
 
-PICTURES = os.environ.get("MAPPNB_PICTURES")  # a folder to leave pictures in, to look at
+ROOT = ".mappnb-attn"
 VIEW = "document.querySelector('.mappnb-attn').mappnbView"
 IDLE = """() => { const e = document.querySelector('.mappnb-attn'), v = e && e.mappnbView;
   return Boolean(v && v.state && v.store.idle && !v.pending); }"""
@@ -33,18 +30,6 @@ PIXEL = f"""([name, q, k]) => {{ const h = {VIEW}.boxes.find((b) => b.name === n
 @pytest.fixture(scope="module")
 def data():
     return activations(layers=range(4), heads=6, kv_heads=2, tokens=48, samples=2, steps=(10, 20, 30))
-
-
-def axe_finds(page) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    found = axe.Axe().run(page, context=".mappnb-attn").response["violations"]
-    return [f"{v['id']}: {n['html'][:160]}: {n['failureSummary']}" for v in found for n in v["nodes"]]
-
-
-def picture(page, name: str) -> None:
-    if PICTURES:
-        page.wait_for_timeout(300)
-        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
 
 
 def drawn(shown: LivePage) -> None:
@@ -89,7 +74,7 @@ def test_thumbnails_show_every_head(shown, request):
         expected = abs(inks[0] - inks[1])
         assert (inks[0] > inks[1]) == dark and expected > 40 * weights.max(), (kind_of(1, head), box)
     picture(shown.page, f"attention-{'dark' if dark else 'light'}")
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     clean(shown)
 
 
@@ -115,7 +100,7 @@ def test_a_head_and_what_a_token_attends_to(shown):
     drawn(shown)
     first = shown.page.locator(".mappnb-attn-weights tbody tr").first.inner_text().split("\t")
     assert int(first[1]) == int(pattern[:, 20].argmax())
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     picture(shown.page, "attention-head")
     clean(shown)
 
@@ -172,7 +157,7 @@ def test_two_samples_and_their_difference(shown):
     shown.page.get_by_label("thumbnails", exact=True).select_option("d")
     drawn(shown)
     assert "A − B" in shown.page.locator(".mappnb-attn-overview").inner_text()
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     picture(shown.page, "attention-compare")
     clean(shown)
 
@@ -222,7 +207,7 @@ def test_order_scores_and_colours(shown):
     assert shown.page.evaluate(PIXEL, ["a", int(weak[0]), int(weak[1])]) == shown.page.evaluate(PIXEL, ["a", 0, 47]), (
         "below the threshold nothing is drawn"
     )
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     clean(shown)
 
 
@@ -238,7 +223,7 @@ def test_lines(shown):
       let most = 0; for (let i = 0; i < d.length; i += 4) most = Math.max(most, d[i + 3]); return most; }}"""
     assert shown.page.evaluate(read, best) > 3 * shown.page.evaluate(read, worst) + 20
     picture(shown.page, "attention-lines")
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     clean(shown)
 
 
@@ -325,11 +310,7 @@ def test_page_without_a_kernel(browser, tmp_path, scheme):
     view = Attention(activations(), compare=1)
     view.to_html(tmp_path / "alone.html")
     assert (tmp_path / "alone.html").stat().st_size <= 2_000_000
-    context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
-    page, asked, failed = context.new_page(), [], []
-    page.on("request", lambda r: asked.append(r.url))
-    page.on("pageerror", lambda e: failed.append(str(e)))
-    page.goto((tmp_path / "alone.html").as_uri())
+    page, asked, failed = open_file(browser, tmp_path / "alone.html", scheme=scheme)
     page.wait_for_function(IDLE, timeout=30_000)
     for index in (0, 77, 143):
         page.evaluate(f"(i) => {VIEW}.open(i)", index)
@@ -352,10 +333,10 @@ def test_page_without_a_kernel(browser, tmp_path, scheme):
     page.get_by_label("thumbnails", exact=True).select_option("d")
     page.wait_for_function(IDLE, timeout=20_000)
     picture(page, f"attention-alone-{scheme}")
-    assert axe_finds(page) == []
+    assert axe_finds(page, ROOT) == []
     assert failed == [] and all(u.startswith(("file:", "blob:", "data:")) for u in asked)
     assert page.locator(".mappnb-error").count() == 0
-    context.close()
+    page.context.close()
     view.close()
 
 
@@ -366,9 +347,7 @@ def test_in_jupyterlab(browser, tmp_path):
         "p = np.tril(rng.random((2, 4, 6, 24, 24))); p /= p.sum(-1, keepdims=True)",
         "view = Attention(p, tokens=[f'w{i}' for i in range(24)], compare=1)\nview",
     ]
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nb, tmp_path / "look.ipynb")
+    lab.write_notebook(tmp_path / "look.ipynb", cells)
     (tmp_path / "home").mkdir()
     with lab.server(tmp_path, home=tmp_path / "home") as address:
         context = browser.new_context(viewport={"width": 1280, "height": 1300}, color_scheme="light")

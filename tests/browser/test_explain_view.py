@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ pytest.importorskip("torch", reason="needs torch")
 
 from browser import lab
 from browser.live_page import LivePage, live
+from browser.looking import axe_finds, open_file, picture
 from widgets.explain_case import large, small
 
 from mappnb.errors import InterpError
@@ -21,7 +20,7 @@ from mappnb.widgets._expl_levels import component_name, waterfall
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
-PICTURES = os.environ.get("MAPPNB_PICTURES")  # a folder to leave pictures in, to look at
+ROOT = ".mappnb-expl"
 VIEW = "document.querySelector('.mappnb-expl').mappnbView"
 DRAWN = f"""() => {{ const e = document.querySelector('.mappnb-expl'); return Boolean(
   e && e.mappnbView && {VIEW}.table && !{VIEW}.busy.level); }}"""
@@ -35,18 +34,6 @@ PIXEL = f"""([name, layer, column]) => {{ const m = {VIEW}.maps[name], r = windo
 @pytest.fixture(scope="module")
 def told():
     return small()
-
-
-def axe_finds(page) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    found = axe.Axe().run(page, context=".mappnb-expl").response["violations"]
-    return [f"{v['id']}: {n['html'][:160]}: {n['failureSummary']}" for v in found for n in v["nodes"]]
-
-
-def picture(page, name: str) -> None:
-    if PICTURES:
-        page.wait_for_timeout(300)
-        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
 
 
 def drawn(shown: LivePage) -> None:
@@ -99,7 +86,7 @@ def test_rows_waterfall_and_maps_say_the_same_as_the_table(shown, told, request)
         red, _, blue = page.evaluate(PIXEL, ["head", int(layer), int(column)])
         assert (red > blue) == (heads[layer, column] > 0)
     picture(page, f"explain-{request.node.callspec.params['shown']}")
-    assert axe_finds(page) == []
+    assert axe_finds(page, ROOT) == []
     clean(shown)
     assert max(size for _, size in shown.sizes) <= 40_000
 
@@ -124,7 +111,7 @@ def test_ablate_upstream_and_back(shown, told):
     first = told.upstream(label).iloc[0]
     assert texts(page, 0)[0] == component_name(first["component"], first["layer"], first["unit"])
     assert page.locator(".mappnb-expl-waterfall:visible").count() == 0
-    assert axe_finds(page) == []
+    assert axe_finds(page, ROOT) == []
     picture(page, "explain-upstream")
     page.get_by_role("navigation", name="Way back").get_by_role("button").first.click()
     drawn(shown)
@@ -152,7 +139,7 @@ def test_check_and_its_dots(shown, told):
         found["ablation"].iloc[0], abs=1e-6
     )
     page.locator(".mappnb-expl-check summary").click()
-    assert axe_finds(page) == []
+    assert axe_finds(page, ROOT) == []
     picture(page, "explain-check")
     clean(shown)
 
@@ -174,7 +161,7 @@ def test_choices_by_token_map_and_bar(shown):
     shown.settle()
     where = view._where
     assert (where.by, where.component, where.layer, where.position) == ("direct_effect", "mlp", 1, None)
-    assert axe_finds(page) == []
+    assert axe_finds(page, ROOT) == []
     clean(shown)
 
 
@@ -264,7 +251,7 @@ def test_on_several_ranks_it_is_read_only(browser, told, monkeypatch):
         for name in ("Ablate", "Upstream"):
             assert shown.page.get_by_role("button", name=name, exact=True).is_disabled()
         assert shown.page.get_by_role("button", name="Check 20").count() == 0
-        assert axe_finds(shown.page) == []
+        assert axe_finds(shown.page, ROOT) == []
         picture(shown.page, "explain-ranks")
         clean(shown)
     view.close()
@@ -284,7 +271,7 @@ def test_narrow(browser, told, width):
         )
         assert scroll == 0, "every column is seen"
         picture(shown.page, f"explain-{width}")
-        assert axe_finds(shown.page) == []
+        assert axe_finds(shown.page, ROOT) == []
         clean(shown)
     view.close()
 
@@ -300,7 +287,7 @@ def test_a_large_one_fetches_small_rows(browser, told):
         shown.settle(600)
         assert texts(shown.page, 0) == [f"L{row['layer']} MLP"] and view._where.position == row["position"]
         assert shown.page.locator(".mappnb-expl-token b, .mappnb-expl-row b").count() == 0, "tokens are text"
-        assert axe_finds(shown.page) == []
+        assert axe_finds(shown.page, ROOT) == []
         picture(shown.page, "explain-large")
         clean(shown)
         assert max(size for _, size in shown.sizes) <= 500_000
@@ -328,11 +315,7 @@ def test_page_without_a_kernel(browser, told, tmp_path, scheme):
     view.upstream(label)
     view.back()
     view.to_html(tmp_path / "alone.html")
-    context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
-    page, asked, failed = context.new_page(), [], []
-    page.on("request", lambda r: asked.append(r.url))
-    page.on("pageerror", lambda e: failed.append(str(e)))
-    page.goto((tmp_path / "alone.html").as_uri())
+    page, asked, failed = open_file(browser, tmp_path / "alone.html", scheme=scheme)
     page.wait_for_function(DRAWN, timeout=30_000)
     assert "holds no model" in page.locator(".mappnb-expl-why").inner_text()
     assert page.locator(".mappnb-expl-picked").get_attribute("data-row") == str(label)
@@ -340,7 +323,7 @@ def test_page_without_a_kernel(browser, told, tmp_path, scheme):
         "instead of" in page.locator(".mappnb-expl-panel").inner_text()
         and page.locator(".mappnb-expl-dot").count() == 20
     )
-    assert axe_finds(page) == []
+    assert axe_finds(page, ROOT) == []
     picture(page, f"explain-alone-{scheme}")
     page.get_by_role("button", name="Upstream", exact=True).click()
     page.wait_for_function(f"() => {VIEW}.table.path.length === 1", timeout=5000)
@@ -351,7 +334,7 @@ def test_page_without_a_kernel(browser, told, tmp_path, scheme):
     assert page.get_by_role("button", name="Upstream", exact=True).is_disabled(), "not traced in the notebook"
     assert page.locator(".mappnb-error").count() == 0
     assert failed == [] and all(u.startswith(("file:", "blob:", "data:")) for u in asked)
-    context.close()
+    page.context.close()
     view.close()
 
 
@@ -363,9 +346,7 @@ def test_in_jupyterlab(browser, tmp_path):
         f"import sys\nsys.path.insert(0, {tests!r})\nfrom widgets.explain_case import small\nfrom mappnb.widgets import Explain",
         "view = Explain(small())\nview",
     ]
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nb, tmp_path / "look.ipynb")
+    lab.write_notebook(tmp_path / "look.ipynb", cells)
     (tmp_path / "home").mkdir()
     with lab.server(tmp_path, home=tmp_path / "home") as address:
         context = browser.new_context(viewport={"width": 1280, "height": 1300}, color_scheme="light")

@@ -7,7 +7,6 @@ import re
 import shutil
 from pathlib import Path
 
-import nbformat
 import pytest
 from browser import lab
 
@@ -26,12 +25,6 @@ CELLS = [
 ]
 VIEW = ".mappnb-timeline .mappnb-canvas-top"
 DRAWN = ".mappnb-timeline .mappnb-canvas"
-
-
-def write_notebook(path: Path, cells: list[str]) -> None:
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nb, path)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +54,7 @@ def shapes(page) -> int:
 
 
 def test_timeline_in_jupyterlab(folder, browser, tmp_path):
-    write_notebook(folder / "look.ipynb", CELLS)
+    lab.write_notebook(folder / "look.ipynb", CELLS)
     (tmp_path / "home").mkdir()
     with lab.server(folder, home=tmp_path / "home") as address:
         page = opened(browser, address, "look.ipynb")
@@ -151,7 +144,7 @@ def _reopens(page, folder) -> None:
 @pytest.mark.slow
 def test_timeline_in_notebook_7(folder, browser, tmp_path):
     pytest.importorskip("notebook", reason="needs notebook")
-    write_notebook(folder / "seven.ipynb", CELLS[:2])
+    lab.write_notebook(folder / "seven.ipynb", CELLS[:2])
     (tmp_path / "home").mkdir()
     with lab.server(folder, home=tmp_path / "home", app="notebook") as address:
         page = opened(browser, address, "seven.ipynb", app="notebook")

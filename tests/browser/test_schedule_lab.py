@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 
-import nbformat
 import pytest
 from browser import lab
+from browser.looking import PICTURES, axe_finds, open_file, picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
 
@@ -17,7 +15,7 @@ CELLS = [
     "costs = mappnb.Costs(forward_s=0.010, backward_input_s=0.011, backward_weight_s=0.009, p2p_s=0.001)",
     "lab = ScheduleLab(costs, schedules=('1f1b', 'interleaved', 'zb_h1', 'zb_v'), memory_limit=4.5)\nlab",
 ]
-PICTURES = os.environ.get("MAPPNB_PICTURES")  # a folder to leave pictures in, to look at
+ROOT = ".mappnb-lab"
 DRAWN = """() => { const v = document.querySelector('.mappnb-lab'); const lab = v && v.mappnbView;
   return Boolean(lab && lab.lanes.size && [...lab.lanes.values()].every(l => l.lane.state.window || l.lane.state.meta.empty)
     && Object.keys(lab.plots.views).length === 3); }"""
@@ -34,25 +32,6 @@ AT = """(f, i) => { const { plots } = document.querySelector('.mappnb-lab').mapp
     b.top + bbox.top + (1 - (d.peak[i] - y.start) / (y.end - y.start)) * bbox.height]; }"""
 
 
-def write_notebook(path: Path, cells: list[str]) -> None:
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nb, path)
-
-
-def picture(page, name: str) -> None:
-    if PICTURES:
-        page.page.wait_for_timeout(800)
-        page.page.locator(".mappnb-lab").first.screenshot(path=str(Path(PICTURES) / f"{name}.png"))
-
-
-def axe_finds(page) -> list[str]:
-    """Violations in the lab, as axe names them."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    found = axe.Axe().run(page, context=".mappnb-lab").response["violations"]
-    return [f"{v['id']}: {n['html'][:160]}: {n['failureSummary']}" for v in found for n in v["nodes"]]
-
-
 def step_of(page, label: str) -> float:
     row = page.page.locator(f".mappnb-lab-table tr[data-label='{label}'] td").first.inner_text()
     return float(re.match(r"[\d.,]+", row)[0].replace(",", ""))
@@ -67,7 +46,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder, browser, tmp_path_factory):
-    write_notebook(folder / "lab.ipynb", CELLS)
+    lab.write_notebook(folder / "lab.ipynb", CELLS)
     home = tmp_path_factory.mktemp("home")
     with lab.server(folder, home=home) as address:
         context = browser.new_context(viewport={"width": 1280, "height": 1500}, color_scheme="light")
@@ -97,7 +76,7 @@ def test_draws_lanes_plots_and_numbers(page):
     assert step_of(page, "1f1b") == pytest.approx(
         1e3 * float(page.kernel("print(lab.results.step_s['1f1b'])")), rel=1e-3
     )
-    picture(page, "lab-1280-light")
+    picture(page.page, "lab-1280-light", of=ROOT)
 
 
 def test_slider_redraws_everything(page):
@@ -128,7 +107,7 @@ def test_straggler_by_keyboard_and_a_reason_instead_of_an_exception(page):
     page.page.wait_for_timeout(1200)
     assert "18" in view(page).locator(".mappnb-lab-why:visible").first.inner_text()
     assert "cannot run" in view(page).locator("tr[data-label='interleaved']").inner_text()
-    picture(page, "lab-1280-light-reason")
+    picture(page.page, "lab-1280-light-reason", of=ROOT)
     page.kernel("lab.set(num_microbatches=16)")
     page.page.get_by_label("Straggler", exact=True).select_option("none")
     page.page.wait_for_timeout(1200)
@@ -173,7 +152,7 @@ def test_other_schedules_can_be_chosen(page):
     page.page.wait_for_timeout(1200)
     assert view(page).locator(".mappnb-lab-lane").count() == 5
     assert page.kernel("print('dfc' in lab.schedules)") == "True"
-    picture(page, "lab-1280-light-chooser")
+    picture(page.page, "lab-1280-light-chooser", of=ROOT)
     page.page.get_by_text(re.compile("Schedules: 5 of")).click()
 
 
@@ -182,10 +161,10 @@ def test_axe_finds_nothing(page, theme):
     page.theme(theme)
     page.page.wait_for_timeout(1500)
     page.page.wait_for_function(DRAWN, timeout=20_000)
-    assert axe_finds(page.page) == []
+    assert axe_finds(page.page, ROOT) == []
     for width in (1280, 1920) if PICTURES else ():
         page.page.set_viewport_size({"width": width, "height": 1500})
-        picture(page, f"lab-{width}-{theme[-5:].strip().lower()}-final")
+        picture(page.page, f"lab-{width}-{theme[-5:].strip().lower()}-final", of=ROOT)
     page.page.set_viewport_size({"width": 1280, "height": 1500})
 
 
@@ -210,7 +189,7 @@ def test_the_cell_runs_again_and_a_closed_lab_says_so(page):
 @pytest.mark.slow
 def test_notebook_7(folder, browser, tmp_path):
     pytest.importorskip("notebook", reason="needs notebook")
-    write_notebook(folder / "seven.ipynb", CELLS)
+    lab.write_notebook(folder / "seven.ipynb", CELLS)
     (tmp_path / "home").mkdir()
     with lab.server(folder, home=tmp_path / "home", app="notebook") as address:
         found = lab.Lab(browser.new_context(viewport={"width": 1280, "height": 1200}), address, app="notebook")
@@ -229,11 +208,7 @@ def test_notebook_7(folder, browser, tmp_path):
 def test_page_without_a_kernel(page, folder, browser):
     """The exported page draws, zooms and picks by itself."""
     page.kernel(f"lab.to_html(r'{folder / 'alone.html'}') and None")
-    context = browser.new_context(viewport={"width": 1280, "height": 1400}, color_scheme="dark")
-    alone, asked, failed = context.new_page(), [], []
-    alone.on("request", lambda r: asked.append(r.url))
-    alone.on("pageerror", lambda e: failed.append(str(e)))
-    alone.goto((folder / "alone.html").as_uri())
+    alone, asked, failed = open_file(browser, folder / "alone.html", scheme="dark", height=1400)
     alone.wait_for_function(DRAWN, timeout=30_000)
     alone.wait_for_timeout(800)
     root = alone.locator(".mappnb-lab").first
@@ -241,7 +216,6 @@ def test_page_without_a_kernel(page, folder, browser):
     alone.get_by_role("button", name="zb_h1").click()
     alone.wait_for_timeout(400)
     assert "zb_h1" in root.locator(".mappnb-lab-subhead").first.inner_text()
-    if PICTURES:
-        alone.screenshot(path=str(Path(PICTURES) / "alone-dark.png"), full_page=True)
-    assert axe_finds(alone) == []
+    picture(alone, "alone-dark")
+    assert axe_finds(alone, ROOT) == []
     assert failed == [] and all(u.startswith(("file:", "blob:", "data:")) for u in asked)

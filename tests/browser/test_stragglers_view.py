@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import nbformat
 import pytest
 from browser import lab
 from browser.live_page import LivePage, live
+from browser.looking import axe_finds, open_file, picture
 
 import mappnb
 from mappnb.layout import Layout
@@ -17,7 +14,7 @@ from mappnb.testing.generate import generate_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(420)]
 
-PICTURES = os.environ.get("MAPPNB_PICTURES")  # a folder to leave pictures in, to look at
+ROOT = ".mappnb-strag"
 SLOW = 13
 HEAT = "document.querySelector('.mappnb-strag').mappnbView.heat"
 DRAWN = f"""() => {{ const v = document.querySelector('.mappnb-strag');
@@ -42,18 +39,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(folder):
     return mappnb.attach(folder / "run")
-
-
-def axe_finds(page) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    found = axe.Axe().run(page, context=".mappnb-strag").response["violations"]
-    return [f"{v['id']}: {n['html'][:160]}: {n['failureSummary']}" for v in found for n in v["nodes"]]
-
-
-def picture(page, name: str) -> None:
-    if PICTURES:
-        page.wait_for_timeout(500)
-        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
 
 
 def drawn(shown: LivePage) -> None:
@@ -90,7 +75,7 @@ def test_heatmap_marks_and_verdicts(shown, request):
     guilty = {rows[int(16 - y)][0] for y, m in zip(marks["y"], marks["marker"], strict=True) if m == "triangle"}
     assert guilty == {SLOW, 4, 5, 6, 7}
     assert shown.page.locator(".mappnb-strag-verdicts tbody tr").count() >= 2
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     picture(shown.page, f"stragglers-{request.node.callspec.params['shown']}")
     assert shown.failed == [] and shown.outside == [] and shown.view.errors == []
     assert max(size for _, size in shown.sizes) <= 500_000
@@ -110,7 +95,7 @@ def test_a_verdict_shows_its_evidence(shown):
     panel.get_by_role("button", name="makes others wait").click()
     shown.settle()
     assert shown.view._where.metric == "imposed_s"
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     assert shown.failed == [] and shown.view.errors == []
 
 
@@ -130,7 +115,7 @@ def test_down_to_an_operation_and_back(shown):
     click(shown, 0, 0)
     chosen = shown.view.selection
     assert set(chosen["op"]) == {"backward_step"} and set(chosen["step"]) == {7} and set(chosen["rank"]) == {SLOW}
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     shown.page.keyboard.press("Backspace")
     level(shown, "rank")
     shown.page.get_by_role("button", name="host3").click()
@@ -184,7 +169,7 @@ def test_prices_and_timeline(shown):
     shown.settle()
     assert "linked timeline" in shown.page.locator(".mappnb-status").inner_text()
     timeline.close()
-    assert axe_finds(shown.page) == []
+    assert axe_finds(shown.page, ROOT) == []
     assert shown.failed == [] and shown.view.errors == []
 
 
@@ -221,11 +206,7 @@ def test_page_without_a_kernel(browser, run, tmp_path, scheme):
     view = run.stragglers()
     view.prices  # noqa: B018
     view.to_html(tmp_path / "alone.html")
-    context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme=scheme)
-    page, asked, failed = context.new_page(), [], []
-    page.on("request", lambda r: asked.append(r.url))
-    page.on("pageerror", lambda e: failed.append(str(e)))
-    page.goto((tmp_path / "alone.html").as_uri())
+    page, asked, failed = open_file(browser, tmp_path / "alone.html", scheme=scheme)
     page.wait_for_function(DRAWN, timeout=30_000)
     page.get_by_label("Colour").select_option("imposed_s")
     page.wait_for_timeout(600)
@@ -238,10 +219,10 @@ def test_page_without_a_kernel(browser, run, tmp_path, scheme):
     page.wait_for_timeout(1000)
     assert "Replay error" in page.locator(".mappnb-strag-prices").inner_text()
     picture(page, f"stragglers-alone-{scheme}")
-    assert axe_finds(page) == []
+    assert axe_finds(page, ROOT) == []
     assert failed == [] and all(u.startswith(("file:", "blob:", "data:")) for u in asked)
     assert page.locator(".mappnb-error").count() == 0
-    context.close()
+    page.context.close()
     view.close()
 
 
@@ -253,9 +234,7 @@ def test_in_jupyterlab(browser, folder, tmp_path):
         "view = run.stragglers()\nview",
         "timeline = view.timeline()\ntimeline",
     ]
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(nb, folder / "look.ipynb")
+    lab.write_notebook(folder / "look.ipynb", cells)
     (tmp_path / "home").mkdir()
     with lab.server(folder, home=tmp_path / "home") as address:
         context = browser.new_context(viewport={"width": 1280, "height": 1400}, color_scheme="light")
