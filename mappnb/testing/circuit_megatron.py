@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from mappnb.testing.circuits import Circuit, CircuitError
-from mappnb.testing.megatron_cpu import megatron_on_cpu
+from mappnb.testing.cpu_groups import cpu_groups, group_sizes, plain_config
 
 __all__ = ["CircuitModel", "load_circuit", "megatron_circuit"]
 
@@ -119,19 +119,11 @@ def megatron_circuit(
     CircuitError
         If the circuit cannot be cut so.
     """
-    from mappnb.testing import gpt_train
-    from mappnb.testing.gpt_settings import TrainSettings
-
     if circuit.num_heads % tp or circuit.vocab % tp or circuit.num_layers % (pp * vpp):
         raise CircuitError(
             f"{circuit.num_layers} layers, {circuit.num_heads} heads, vocab {circuit.vocab}: not to be cut by tp {tp}, pp {pp} x vpp {vpp}"
         )
-    settings = TrainSettings(tp=tp, pp=pp, vpp=vpp, layers=max(4, 2 * pp * vpp), heads=4 * tp, hidden=128 * tp)
-    with (
-        megatron_on_cpu(force=True),
-        gpt_train._process_group(torch.device("cpu")),
-        gpt_train._model_parallel(settings, True),
-    ):
+    with cpu_groups(group_sizes(tp=tp, pp=pp, vpp=vpp)):
         config = _config(circuit, tp=tp, pp=pp, vpp=vpp, sequence_parallel=sequence_parallel, dtype=dtype)
         chunks = [_chunk(circuit, config, chunk if vpp > 1 else None) for chunk in range(vpp)]
         yield CircuitModel(circuit, config, chunks)
@@ -174,31 +166,15 @@ def load_circuit(circuit: Circuit, model: Any) -> None:
         parameter.copy_(whole)
 
 
-def _config(circuit: Circuit, *, tp: int, pp: int, vpp: int, sequence_parallel: bool, dtype: torch.dtype) -> Any:
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    return TransformerConfig(
+def _config(circuit: Circuit, *, tp: int, **layout: Any) -> Any:
+    return plain_config(
+        tp=tp,
+        **layout,
         num_layers=circuit.num_layers,
         hidden_size=circuit.hidden,
         num_attention_heads=circuit.num_heads,
         kv_channels=circuit.head_dim,
         ffn_hidden_size=4 * tp,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
-        sequence_parallel=sequence_parallel,
-        batch_p2p_comm=vpp == 1,
-        overlap_p2p_comm=vpp > 1,
-        use_cpu_initialization=True,
-        pipeline_dtype=dtype,
-        params_dtype=dtype,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
-        apply_rope_fusion=False,
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from mappnb.testing.cpu_groups import cpu_groups, group_sizes, plain_config
 from mappnb.testing.gpt import quiet_megatron
 from mappnb.testing.llama_checkpoint import CheckpointError, LlamaCheckpoint
 from mappnb.testing.llama_shape import LlamaShape, expected_shapes, misfit
-from mappnb.testing.megatron_cpu import megatron_on_cpu
 
 __all__ = ["CheckpointError", "LlamaCheckpoint", "LlamaShape", "llama_config", "load_llama", "megatron_llama"]
 
@@ -51,35 +51,19 @@ def megatron_llama(
     CheckpointError
         If the model cannot be cut so, or is no Llama that megatron-core's layers can be.
     """
-    from mappnb.testing.gpt_settings import TrainSettings
-
     source = checkpoint if isinstance(checkpoint, LlamaCheckpoint) else LlamaCheckpoint.of(checkpoint)
     source.shape.check_layout(tp=tp, pp=pp, vpp=vpp)
-    # of these only the sizes of the groups are used
-    settings = TrainSettings(
-        tp=tp, pp=pp, vpp=vpp, cp=cp, layers=max(4, 2 * pp * vpp), heads=4 * tp, hidden=128 * tp, vocab=256 * tp
-    )
     with ExitStack() as stack:
         with warnings.catch_warnings():
             quiet_megatron()
             warnings.filterwarnings("ignore", category=DeprecationWarning)
-            stack.enter_context(_job(settings))
+            stack.enter_context(cpu_groups(group_sizes(tp=tp, pp=pp, vpp=vpp, cp=cp)))
             config = llama_config(
                 source.shape, tp=tp, pp=pp, vpp=vpp, cp=cp, sequence_parallel=sequence_parallel, dtype=dtype
             )
             chunks = [_chunk(source.shape, config, chunk if vpp > 1 else None) for chunk in range(vpp)]
             load_llama(chunks, source)
         yield chunks
-
-
-@contextmanager
-def _job(settings: Any) -> Iterator[None]:
-    """Run megatron-core on the CPU, with process groups of these sizes."""
-    with megatron_on_cpu(force=True):
-        from mappnb.testing import gpt_train
-
-        with gpt_train._process_group(torch.device("cpu")), gpt_train._model_parallel(settings, True):
-            yield
 
 
 def llama_config(
@@ -106,9 +90,13 @@ def llama_config(
     TransformerConfig
         ``rotary_base`` and ``share_embeddings_and_output_weights`` are arguments of GPTModel, not part of it.
     """
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    return TransformerConfig(
+    return plain_config(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        sequence_parallel=sequence_parallel,
+        dtype=dtype,
         num_layers=shape.num_layers,
         hidden_size=shape.hidden,
         num_attention_heads=shape.num_heads,
@@ -121,25 +109,8 @@ def llama_config(
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
         rotary_interleaved=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
-        context_parallel_size=cp,
-        sequence_parallel=sequence_parallel,
-        batch_p2p_comm=vpp == 1,
-        overlap_p2p_comm=vpp > 1,
-        use_cpu_initialization=True,
         init_method=torch.nn.init.zeros_,  # not left out: it marks what is cut over ranks
         output_layer_init_method=torch.nn.init.zeros_,
-        pipeline_dtype=dtype,
-        params_dtype=dtype,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
-        apply_rope_fusion=False,
     )
 
 

@@ -216,20 +216,17 @@ def _job(steps: int) -> Iterator[Any]:
     """Build the reference job with the data of this world, one process on the CPU."""
     import torch
 
+    from mappnb.testing import gpt_train
+    from mappnb.testing.cpu_groups import cpu_groups
     from mappnb.testing.gpt import quiet_megatron
-    from mappnb.testing.megatron_cpu import megatron_on_cpu
 
-    settings, device = _settings(steps), torch.device("cpu")
+    settings = _settings(steps)
     with ExitStack() as stack:
         with warnings.catch_warnings():
             quiet_megatron()
             warnings.filterwarnings("ignore", category=DeprecationWarning)
-            stack.enter_context(megatron_on_cpu(force=True))
-            from mappnb.testing import gpt_train
-
-            stack.enter_context(gpt_train._process_group(device))
-            stack.enter_context(gpt_train._model_parallel(settings, True))
-            job = gpt_train._Job.build(settings, device)
+            stack.enter_context(cpu_groups(settings))
+            job = gpt_train._Job.build(settings, torch.device("cpu"))
             job.data = [_Sentences(settings)]
             with torch.no_grad():  # the reference job's first weights are small for so narrow a model
                 for parameter in job.chunks[0].parameters():

@@ -98,16 +98,13 @@ def rules(every, tokens, layers=2):
 
     from mappnb.capture.activations.facts import model_facts
     from mappnb.capture.activations.taps import attached, find_taps
-    from mappnb.testing import gpt_model, gpt_train, megatron_on_cpu
+    from mappnb.testing import gpt_model
+    from mappnb.testing.cpu_groups import cpu_groups
     from mappnb.testing.gpt_settings import TrainSettings
 
     settings = TrainSettings(layers=layers, hidden=64, heads=4, sequence_length=tokens.shape[1])
     results = []
-    with (
-        megatron_on_cpu(force=True),
-        gpt_train._process_group(torch.device("cpu")),
-        gpt_train._model_parallel(settings, True),
-    ):
+    with cpu_groups(settings):
         for options in every:
             config = gpt_model.model_config(settings, torch.device("cpu"))
             for name, value in options.items():

@@ -15,17 +15,13 @@ PROMPT, OTHER = "hello world", "jello wurst"
 @contextmanager
 def gpt(**settings):
     """Chunks of a GPT whose weights do not depend on the layout, large enough to have something to say."""
-    from mappnb.testing import gpt_model, gpt_train, megatron_on_cpu
+    from mappnb.testing import gpt_model
+    from mappnb.testing.cpu_groups import cpu_groups
     from mappnb.testing.gpt_settings import TrainSettings
 
     cpu = torch.device("cpu")
     made = TrainSettings(**{"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, **settings})
-    with (
-        warnings.catch_warnings(),
-        megatron_on_cpu(force=True),
-        gpt_train._process_group(cpu),
-        gpt_train._model_parallel(made, True),
-    ):
+    with warnings.catch_warnings(), cpu_groups(made):
         warnings.simplefilter("ignore")
         chunks = gpt_model.build_model(made, gpt_model.model_config(made, cpu), cpu)
         with torch.no_grad():
@@ -183,14 +179,15 @@ def training(settings, asked, run_dir=None):
     """Losses of a training job; ``asked``: with questions to the model after each step, as a notebook would put them."""
     import mappnb
     from mappnb.interp import Model, explain, generate
-    from mappnb.testing import gpt_train, megatron_on_cpu
+    from mappnb.testing import gpt_train
+    from mappnb.testing.cpu_groups import cpu_groups
     from mappnb.testing.gpt_settings import TrainSettings
     from mappnb.testing.interrupt import StopFlag
 
     warnings.simplefilter("ignore")
     cpu, losses = torch.device("cpu"), []
     made = TrainSettings(layers=2, hidden=32, heads=4, steps=3, global_batch=4, dropout=0.0, **settings)
-    with megatron_on_cpu(force=True), gpt_train._process_group(cpu), gpt_train._model_parallel(made, True):
+    with cpu_groups(made):
         recording = mappnb.record(run_dir, activations="default") if run_dir else nullcontext()
         job = gpt_train._Job.build(made, cpu)
 

@@ -299,7 +299,8 @@ def run(tmp_path_factory):
     pytest.importorskip("megatron.core", reason="needs torch and megatron-core")
     import mappnb
     from mappnb import Capture, CapturePlan
-    from mappnb.testing import gpt_train, megatron_on_cpu
+    from mappnb.testing import gpt_train
+    from mappnb.testing.cpu_groups import cpu_groups
     from mappnb.testing.gpt_settings import TrainSettings
     from mappnb.testing.interrupt import StopFlag
 
@@ -313,9 +314,8 @@ def run(tmp_path_factory):
     made = TrainSettings(layers=2, hidden=32, heads=4, steps=3, global_batch=2, dropout=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with megatron_on_cpu(force=True), gpt_train._process_group(cpu), gpt_train._model_parallel(made, True):
-            with mappnb.record(folder, activations=plan):
-                list(gpt_train._Job.build(made, cpu).steps(lambda report: None, StopFlag(), None))
+        with cpu_groups(made), mappnb.record(folder, activations=plan):
+            list(gpt_train._Job.build(made, cpu).steps(lambda report: None, StopFlag(), None))
     return mappnb.attach(folder)
 
 

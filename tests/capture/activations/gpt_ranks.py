@@ -17,18 +17,15 @@ def gpt(settings: Any) -> Iterator[Any]:
     """Give the reference job of `mappnb.testing.gpt_train` on this rank."""
     import torch
 
-    from mappnb.testing.megatron_cpu import megatron_on_cpu
-
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
         )  # megatron-core warns of its own old names and of packages that this job does without
-        with megatron_on_cpu(force=True):
-            from mappnb.testing import gpt_train
+        from mappnb.testing import gpt_train
+        from mappnb.testing.cpu_groups import cpu_groups
 
-            device = torch.device("cpu")
-            with gpt_train._process_group(device), gpt_train._model_parallel(settings, True):
-                yield gpt_train._Job.build(settings, device)
+        with cpu_groups(settings):
+            yield gpt_train._Job.build(settings, torch.device("cpu"))
 
 
 def captured(text: str, points: list[str]) -> dict[str, Any]:
