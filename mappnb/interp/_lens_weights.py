@@ -12,8 +12,9 @@ import xarray as xr
 from mappnb.activation_points import WEIGHTS
 from mappnb.capture.activations.attention_rules import model_facts_of
 from mappnb.errors import InterpError, SchemaError, did_you_mean
+from mappnb.interp._last_norm import normalized
 
-__all__ = ["Readout", "Weights", "check_vectors", "normalized"]
+__all__ = ["Readout", "Weights", "check_vectors"]
 
 Array = np.ndarray[Any, Any]
 
@@ -26,37 +27,6 @@ def check_vectors(data: xr.Dataset, *points: str) -> None:
                 f"{point} has dims {data[point].dims}: it was captured in buckets or as a sketch, from which vectors do not come "
                 "back; capture it in mode 'full', 'cast' or 'int8'"
             )
-
-
-def normalized(x: Array, facts: Mapping[str, Any], weight: Array | None, bias: Array | None) -> Array:
-    """Return the last norm of vectors of the residual stream, float64.
-
-    Parameters
-    ----------
-    x : float array, dims (..., hidden)
-    facts : mapping
-        ``normalization``, ``eps``, ``zero_centered_gamma``.
-    weight, bias : float array, dims (hidden,), or None
-
-    Raises
-    ------
-    InterpError
-        For a norm that is neither LayerNorm nor RMSNorm.
-
-    Notes
-    -----
-    ``torch.nn.functional.layer_norm`` and ``rms_norm``; with ``layernorm_zero_centered_gamma`` of megatron-core the weight is 1 + gamma.
-    """
-    kind, eps = facts.get("normalization"), float(facts.get("eps", 1e-5))
-    if kind not in ("LayerNorm", "RMSNorm"):
-        raise InterpError(f"the model's last norm is {kind!r}; expected LayerNorm or RMSNorm (attrs['model'])")
-    y = np.asarray(x, np.float64)
-    if kind == "LayerNorm":
-        y = y - y.mean(-1, keepdims=True)
-    y = y / np.sqrt((y**2).mean(-1, keepdims=True) + eps)
-    if weight is not None:
-        y = y * (weight.astype(np.float64) + (1.0 if facts.get("zero_centered_gamma") else 0.0))
-    return np.asarray(y if bias is None else y + bias.astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

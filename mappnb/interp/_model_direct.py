@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from mappnb.errors import InterpError
+from mappnb.interp._last_norm import frozen_direction
 from mappnb.interp._model_taps import Record, split_of
 from mappnb.interp.model import Model
 
-__all__ = ["Direct", "direct_path", "frozen_direction"]
+__all__ = ["Direct", "direct_path"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,43 +58,6 @@ def direct_path(model: Model, final: np.ndarray, token: int, instead_of: int | N
     bias = norm["final_ln_bias"].values.astype(np.float64) if "final_ln_bias" in norm else None
     direction = frozen_direction(toward, final, weight, model.facts)
     return _projected(model, direction, 0.0 if bias is None else float(bias @ toward))
-
-
-def frozen_direction(
-    toward: np.ndarray, final: np.ndarray, weight: np.ndarray | None, facts: Mapping[str, Any]
-) -> np.ndarray:
-    """Return the direction in the residual stream that becomes ``toward`` after the last norm, its scale held fixed.
-
-    Parameters
-    ----------
-    toward : ndarray, dims (hidden,)
-        Row of the unembedding, or a difference of two.
-    final : ndarray, dims (hidden,)
-        What enters the norm.
-    weight : ndarray, dims (hidden,), optional
-        Weight of the norm; None: it has none.
-    facts : mapping
-        ``normalization``, ``eps``, ``zero_centered_gamma``.
-
-    Raises
-    ------
-    InterpError
-        For a norm that is neither LayerNorm nor RMSNorm.
-
-    Notes
-    -----
-    LayerNorm takes the mean off, which is linear: it is in the direction. Both divide by a scale, which is frozen at ``final``.
-    """
-    gamma = np.ones_like(toward) if weight is None else weight.astype(np.float64)
-    if weight is not None and facts.get("zero_centered_gamma"):
-        gamma = gamma + 1.0
-    kind, eps, x = facts.get("normalization"), float(facts.get("eps", 1e-5)), final.astype(np.float64)
-    scaled = gamma * toward
-    if kind == "LayerNorm":
-        return np.asarray((scaled - scaled.mean()) / np.sqrt(x.var() + eps))
-    if kind == "RMSNorm":
-        return np.asarray(scaled / np.sqrt((x**2).mean() + eps))
-    raise InterpError(f"the model's last norm is {kind!r}; expected LayerNorm or RMSNorm")
 
 
 def _unembed_rows(model: Model, tokens: Sequence[int]) -> np.ndarray:

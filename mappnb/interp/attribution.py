@@ -10,8 +10,8 @@ import xarray as xr
 
 from mappnb.activations import stream_with
 from mappnb.errors import InterpError, SchemaError
+from mappnb.interp._last_norm import frozen_direction
 from mappnb.interp._lens_weights import Readout, Weights, check_vectors
-from mappnb.interp._model_direct import frozen_direction
 
 __all__ = ["direct_logit_attribution"]
 
