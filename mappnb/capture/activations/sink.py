@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from mappnb.capture.activations.copies import Copies
-from mappnb.capture.activations.encode import dtype_name, encode, is_slow, stats_of, storable
+from mappnb.capture.activations.encode import dtype_name, encode, is_slow, storable
+from mappnb.capture.activations.last_stats import LastStats
 from mappnb.capture.activations.microbatch import Microbatch
 from mappnb.capture.activations.pieces import Pending, Piece, StatsOfStep, TokensOf, WeightPiece
 from mappnb.capture.activations.plan import CapturePlan
@@ -76,6 +77,7 @@ class ActivationSink:
         self._skip: dict[tuple[int, int], bool] = {}
         self._seen = 0
         self._stats: dict[int, StatsOfStep] = {}
+        self._last = LastStats()
         self._halves: dict[tuple[int, int], tuple[Microbatch, Target, Any]] = {}
 
     @property
@@ -117,6 +119,7 @@ class ActivationSink:
     def begin(self, info: Microbatch) -> None:
         """Tell whose tensors come now; tensors of gradients tell themselves (``info`` of :meth:`put`)."""
         self._now = info
+        self._last.forget()
 
     def put(
         self, rule_index: int, tap: Any, tensor: Any, grad: bool = False, *, info: Microbatch | None = None
@@ -143,7 +146,7 @@ class ActivationSink:
             target = self._streams.target(rule_index, tap, grad)
             if now is None or not target.wanted or self._left_out(target.stream, now):
                 return
-            self._take(rule_index, target, tensor.detach(), now)
+            self._take(rule_index, target, tensor, now)
         except Exception as err:  # noqa: BLE001 (capture never kills training)
             self.fail(f"capture of {getattr(tap, 'name', tap)}", err)
 
@@ -158,16 +161,17 @@ class ActivationSink:
             self._thinned[stream] = self._thinned.get(stream, 0) + 1
         return self._skip[key]
 
-    def _take(self, rule_index: int, target: Target, tensor: Any, now: Microbatch) -> None:
+    def _take(self, rule_index: int, target: Target, passed: Any, now: Microbatch) -> None:
         tokens = self._tokens_of(rule_index, target, now)
+        whole = passed.detach()
         if target.mode == "heads":
-            self._take_heads(rule_index, target, tensor, now)
+            self._take_heads(rule_index, target, whole, now)
             return
-        tensor = target.select(storable(tensor), now)
+        tensor = target.select(storable(whole), now)
         if tensor.numel() == 0:
             return
         if target.mode == "stats":
-            self._take_stats(rule_index, target, tensor, now.step)
+            self._take_stats(rule_index, target, passed if tensor is whole else tensor, now.step)
             return
         if target.sequence_parallel and tokens.slots_sp is None:
             tokens.slots_sp = target.slots(now)
@@ -213,7 +217,7 @@ class ActivationSink:
         stats = self._stats.get(rule_index)
         if stats is None:
             stats = self._stats[rule_index] = StatsOfStep(target.stream, step)
-        row = stats_of(tensor)
+        row = self._last.of(tensor)
         stats.rows.setdefault((target.name, target.layer), []).append(row)
         stats.shards.setdefault(target.name, target.shard_dict)
 
@@ -262,6 +266,7 @@ class ActivationSink:
         except Exception as err:  # noqa: BLE001
             self.fail("end of step", err)
         self._stats, self._tokens, self._skip, self._halves, self._now = {}, {}, {}, {}, None
+        self._last.forget()
 
     def _on_host(self, stats: StatsOfStep) -> StatsOfStep:
         """Have rows that are on a GPU copied from there, without waiting for them."""

@@ -15,6 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from mappnb import activation_stats  # noqa: E402
 from mappnb.activation_blocks import LOG_NAME, open_block, read_log  # noqa: E402
 from mappnb.activation_codecs import PARTS, decode, part_name, sketch_matrix  # noqa: E402
 from mappnb.activation_stats import describe, tensor_stats_reference  # noqa: E402
@@ -192,6 +193,32 @@ def test_statistics_of_a_step_are_those_of_all_its_microbatches(tmp_path, rng):
         expected, histogram = tensor_stats_reference(np.stack(tensors))
         np.testing.assert_allclose(fields[steps.index(step), layer], expected, rtol=1e-9, atol=1e-9)
         np.testing.assert_array_equal(counts[steps.index(step), layer], histogram)
+
+
+def test_a_stream_that_passes_two_points_is_read_once_in_each_microbatch(tmp_path, monkeypatch):
+    read, native = [], activation_stats._core.tensor_stats
+    monkeypatch.setattr(
+        activation_stats._core, "tensor_stats", lambda rows, *args: read.append(rows.size) or native(rows, *args)
+    )
+    points = ["resid_pre", "resid_post"]
+    run = Recording(tmp_path, Capture(points, mode="stats"), Capture(points, mode="stats", tokens=3, name="some"))
+    x = torch.randn(8, 2, 16)
+    for step, changes in ((0, False), (1, True)):
+        for number in range(2):
+            run.sink.begin(microbatch(step, number))
+            run.sink.put(0, tap("resid_post"), x.transpose(0, 1))
+            if changes:
+                x += 1
+            run.sink.put(0, tap("resid_pre", 1), x.transpose(0, 1))
+            for name in points:
+                run.sink.put(1, tap(name), x.transpose(0, 1))
+        run.sink.end_step(step)
+    run.close()
+    assert run.failures == []
+    assert read == 2 * [256, 96, 96] + 2 * [256, 256, 96, 96]  # chosen tokens are copies
+    with run.block() as block:
+        before, after = (block.array("stats", f"{name}")[:, 0, 1] for name in ("resid_post", "resid_pre"))
+        np.testing.assert_allclose(after - before, [0, 1], atol=1e-6)
 
 
 def test_other_lengths_and_batches_share_the_arrays(tmp_path):
