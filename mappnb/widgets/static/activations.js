@@ -27,7 +27,7 @@ class ActivationsView {
     this.fields = make("div", { class: "mappnb-acts-fields" });
     this.refresh = toolButton("Refresh", "Look again at what the job has written", this.disposer, () => this.connection.notify("refresh"));
     this.refresh.hidden = true;
-    const code = toolButton("Copy code", "Copy the Python line that makes this view again", this.disposer, () => this.copy("code"));
+    const code = toolButton("Copy code", "Copy the Python line that makes this view again", this.disposer, () => copyLine(this));
     this.title = make("span", { class: "mappnb-hidden-text" });
     const head = make("div", { class: "mappnb-acts-head" }, [this.title, this.fields, this.refresh, code]);
     this.main = make("div", { class: "mappnb-acts-panels" });
@@ -57,23 +57,7 @@ class ActivationsView {
     this.refresh.hidden = !state.live;
     this.where = state.where;
     this.empty();
-    this.loadBokeh(() => this.show({}));
-  }
-
-  loadBokeh(then) {
-    if (this.bokeh) return then();
-    const version = window.Bokeh ? String(window.Bokeh.version) : "";
-    this.connection.request("bokeh", { version }, async (content, arrays) => {
-      try {
-        const parts = ["js0", "js1"].filter((n) => arrays[n]).map((n) => arrays[n]);
-        this.bokeh = await loadBokeh(content.version, parts.length ? new Blob(parts) : new Blob([]));
-      } catch (err) {
-        this.errors.show("bokeh", `no plots: ${err.message || err}`);
-        return;
-      }
-      then();
-    });
-    return undefined;
+    withBokeh(this, () => this.show({}));
   }
 
   look() {
@@ -174,7 +158,7 @@ class ActivationsView {
 
   timelineButton() {
     const button = make("button", { type: "button", class: "mappnb-button", text: "Timeline", title: "Copy the line that opens a timeline at this step" });
-    button.onclick = () => this.copy("timeline");
+    button.onclick = () => copyLine(this, "timeline");
     return button;
   }
 
@@ -186,15 +170,6 @@ class ActivationsView {
     this.side.replaceChildren(make("p", { class: "mappnb-muted", text: `${this.state.hint}.` }));
   }
 
-  copy(kind) {
-    this.connection.request(kind, {}, async (content) => {
-      const copied = await copyText(content.text, this.codePanel);
-      const moved = content.linked ? "the linked timeline is there · " : kind === "timeline" ? "run this line, or timeline = view.timeline() for a linked one · " : "";
-      if (kind === "timeline" && !content.linked) this.codePanel.show(make("pre", { class: "mappnb-acts-code", text: content.text, tabindex: "0" }));
-      this.status.say(`${moved}${copied ? "code copied" : "copy it with Ctrl+C"}`);
-    });
-  }
-
   restyle() {
     if (!this.bokeh || this.disposer.done || !this.told) return;
     const { picked } = this;
@@ -204,18 +179,13 @@ class ActivationsView {
   // End
 
   dispose() {
-    this.connection.close();
     this.clear(this.figures);
     this.clear(this.details);
-    this.disposer.dispose();
-    this.root.remove();
-    this.root.mappnbView = null;
+    removeView(this);
   }
 
   shut() {
-    this.connection.close();
-    for (const control of this.root.querySelectorAll("button, input, select")) control.disabled = true;
-    this.status.say("closed: run the cell again to open the view");
+    closeView(this);
   }
 }
 
@@ -224,8 +194,5 @@ class ActivationsView {
  * @returns {() => void} what undoes it
  */
 function renderActivations({ model, el }) {
-  const view = new ActivationsView(model, el);
-  view.root.mappnbView = view;
-  hideTwin(model.get("twin_id"), view.disposer);
-  return () => view.dispose();
+  return showView(new ActivationsView(model, el), model);
 }

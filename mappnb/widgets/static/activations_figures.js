@@ -9,36 +9,15 @@ function cellText(value) {
 }
 
 /** A figure in a panel: what is common to those that can be picked in. */
-class PickFigure extends FigureBox {
+class PickFigure extends PointedBox {
   /** @param {object} on pick(panel key, place), words */
   constructor(on, disposer, told) {
-    super(told.title, { role: "application", tabindex: "0" });
+    super(`${told.title}. Arrow keys move, Enter or space chooses.`, disposer);
     this.node.classList.add("mappnb-acts-pick");
     this.on = on;
     this.told = told;
     this.at = null;
     this.picked = null;
-    this.tip = make("div", { class: "mappnb-tip", hidden: true });
-    this.said = make("div", { class: "mappnb-hidden-text", "aria-live": "polite" });
-    this.node.append(this.tip, this.said);
-    disposer.listen(this.node, "pointermove", (event) => this.hover(event));
-    disposer.listen(this.node, "pointerleave", () => this.leave());
-    disposer.listen(this.node, "click", (event) => this.click(event));
-    disposer.listen(this.node, "keydown", (event) => this.key(event));
-    this.node.setAttribute("aria-label", `${told.title}. Arrow keys move, Enter or space chooses.`);
-  }
-
-  hover(event) {
-    const at = this.placeAt(event);
-    if (at === null) return this.leave();
-    this.move(at, true);
-    const box = this.node.getBoundingClientRect();
-    const left = event.clientX - box.left;
-    this.tip.hidden = false;
-    const wide = this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(0, left + 14 + wide > box.width ? left - wide - 10 : left + 14)}px`;
-    this.tip.style.top = `${event.clientY - box.top + 14}px`;
-    return undefined;
   }
 
   leave() {
@@ -50,9 +29,7 @@ class PickFigure extends FigureBox {
   move(at, quiet) {
     this.at = at;
     this.outline();
-    const said = this.words(at);
-    this.tip.replaceChildren(...said.map((text, i) => make("div", { text, class: i ? null : "mappnb-tip-title", dir: "auto" })));
-    if (!quiet) this.said.textContent = said.join(", ");
+    this.tell(this.words(at), quiet);
   }
 
   mark(pick) {

@@ -1,12 +1,5 @@
 /* Stands in for the kernel in a self-contained page of an activation view: answers that were made when the page was. */
 
-/** JSON with its keys in order. */
-function canonical(value) {
-  if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
-  if (value && typeof value === "object") return `{${Object.keys(value).sort().map((k) => `${JSON.stringify(k)}:${canonical(value[k])}`).join(",")}}`;
-  return JSON.stringify(value);
-}
-
 class StaticActivations extends StaticAnswers {
   answer({ kind, seq, ground, theme, where, changes, ...body }) {
     if (kind === "ready") return { ...this.data.state, kind: "state" };

@@ -282,10 +282,7 @@ class AttentionView {
   }
 
   copy() {
-    this.connection.request("code", {}, async (content) => {
-      const copied = await copyText(content.text, this.codePanel);
-      this.status.say(copied ? "code copied" : "copy it with Ctrl+C");
-    });
+    copyLine(this);
   }
 
   // Drawing
@@ -327,17 +324,12 @@ class AttentionView {
   // End
 
   dispose() {
-    this.connection.close();
-    this.disposer.dispose();
-    this.root.remove();
-    this.root.mappnbView = null;
+    removeView(this);
   }
 
   shut() {
-    this.connection.close();
     this.player.stop();
-    for (const control of this.root.querySelectorAll("button, input, select")) control.disabled = true;
-    this.status.say("closed: run the cell again to open the view");
+    closeView(this);
   }
 }
 
@@ -346,8 +338,5 @@ class AttentionView {
  * @returns {() => void} what undoes it
  */
 function renderAttention({ model, el }) {
-  const view = new AttentionView(model, el);
-  view.root.mappnbView = view;
-  hideTwin(model.get("twin_id"), view.disposer);
-  return () => view.dispose();
+  return showView(new AttentionView(model, el), model);
 }

@@ -64,13 +64,13 @@ class StaticAttention extends StaticAnswers {
   }
 
   send(content) {
-    this.reply(content).then((reply) => this.emit(content, reply), (err) => this.emit(content, { kind: "error", of: content.kind, text: err.message }));
+    this.reply(content).then((reply) => this.give(content, reply), (err) => this.give(content, { kind: "error", of: content.kind, text: err.message }));
   }
 
-  emit(content, reply) {
+  give(content, reply) {
     if (!reply) return;
     const { buffers = [], ...rest } = reply;
-    for (const fn of [...this.listeners]) fn({ kind: content.kind, ...rest, seq: content.seq }, buffers);
+    this.emit({ kind: content.kind, ...rest, seq: content.seq }, buffers);
   }
 
   async reply(content) {

@@ -206,9 +206,7 @@ class ExplainView {
   }
 
   copy() {
-    this.connection.request("code", {}, async (content) => {
-      this.status.say((await copyText(content.text, this.codePanel)) ? "code copied" : "copy it with Ctrl+C");
-    });
+    copyLine(this);
   }
 
   // Drawing
@@ -280,16 +278,11 @@ class ExplainView {
   // End
 
   dispose() {
-    this.connection.close();
-    this.disposer.dispose();
-    this.root.remove();
-    this.root.mappnbView = null;
+    removeView(this);
   }
 
   close() {
-    this.connection.close();
-    for (const control of this.root.querySelectorAll("button, input, select")) control.disabled = true;
-    this.status.say("closed: run the cell again to open the view");
+    closeView(this);
   }
 }
 
@@ -298,8 +291,5 @@ class ExplainView {
  * @returns {() => void} what undoes it
  */
 function renderExplain({ model, el }) {
-  const view = new ExplainView(model, el);
-  view.root.mappnbView = view;
-  hideTwin(model.get("twin_id"), view.disposer);
-  return () => view.dispose();
+  return showView(new ExplainView(model, el), model);
 }

@@ -89,20 +89,7 @@ class ScheduleLab {
     this.controls.build(content.controls, content.choices, enabled);
     this.chooser.replaceChildren(...(enabled ? [this.controls.chooser] : []));
     this.paintLegend();
-    this.loadPlots();
-  }
-
-  loadPlots() {
-    const version = window.Bokeh ? String(window.Bokeh.version) : "";
-    this.connection.request("bokeh", { version }, async (content, arrays) => {
-      try {
-        const parts = ["js0", "js1"].filter((n) => arrays[n]).map((n) => arrays[n]);
-        this.bokeh = await loadBokeh(content.version, parts.length ? new Blob(parts) : new Blob([]));
-        this.drawPlots();
-      } catch (err) {
-        this.errors.show("bokeh", `no plots: ${err.message || err}`);
-      }
-    });
+    withBokeh(this, () => this.drawPlots());
   }
 
   drawPlots() {
@@ -317,19 +304,14 @@ class ScheduleLab {
   // End
 
   dispose() {
-    this.connection.close();
     for (const { lane } of this.lanes.values()) this.drop(lane);
     this.plots.clear();
-    this.disposer.dispose();
-    this.root.remove();
-    this.root.mappnbView = null;
+    removeView(this);
   }
 
   close() {
-    this.connection.close();
     for (const { lane } of this.lanes.values()) lane.close();
-    for (const control of this.root.querySelectorAll("button, input, select")) control.disabled = true;
-    this.status.say("closed: run the cell again to open the lab");
+    closeView(this, "lab");
   }
 }
 
@@ -338,8 +320,5 @@ class ScheduleLab {
  * @returns {() => void} what undoes it
  */
 function renderLab({ model, el }) {
-  const lab = new ScheduleLab(model, el);
-  lab.root.mappnbView = lab;
-  hideTwin(model.get("twin_id"), lab.disposer);
-  return () => lab.dispose();
+  return showView(new ScheduleLab(model, el), model);
 }

@@ -4,30 +4,18 @@ const LAB_GUTTER = 64;
 const LAB_KEYS = ["w", "s", "a", "d", "arrowleft", "arrowright", "home", "end", "f", "0", "[", "]", ",", ".", "{", "}", " ", "enter", "escape"];
 
 /** What the model of one lane looks like to a Timeline: its messages carry the lane's name over the lab's channel. */
-class LaneModel {
+class LaneModel extends ModelStandIn {
   constructor(parent, label) {
+    super();
     this.parent = parent;
     this.label = label;
-    this.listeners = new Set();
     this.sent = new Set();
     this.receive = (content, buffers) => {
       if (!content || !(content.lane === this.label || this.sent.has(content.seq))) return;
       if (!content.part || content.part[0] === content.part[1] - 1) this.sent.delete(content.seq);
-      for (const fn of [...this.listeners]) fn(content, buffers);
+      this.emit(content, buffers);
     };
     parent.on("msg:custom", this.receive);
-  }
-
-  get() {
-    return "";
-  }
-
-  on(type, fn) {
-    if (type === "msg:custom") this.listeners.add(fn);
-  }
-
-  off(type, fn) {
-    this.listeners.delete(fn);
   }
 
   send(content) {

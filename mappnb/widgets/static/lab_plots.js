@@ -15,6 +15,23 @@ async function loadBokeh(version, packed) {
   return window.Bokeh[version] || window.Bokeh;
 }
 
+/** Go on once a view has BokehJS: from the page, else from the kernel. */
+function withBokeh(view, then) {
+  if (view.bokeh) return then();
+  const version = window.Bokeh ? String(window.Bokeh.version) : "";
+  view.connection.request("bokeh", { version }, async (content, arrays) => {
+    try {
+      const parts = ["js0", "js1"].filter((n) => arrays[n]).map((n) => arrays[n]);
+      view.bokeh = await loadBokeh(content.version, parts.length ? new Blob(parts) : new Blob([]));
+    } catch (err) {
+      view.errors.show("bokeh", `no plots: ${err.message || err}`);
+      return;
+    }
+    then();
+  });
+  return undefined;
+}
+
 /** Columns as bokeh takes them, out of what the kernel packed. */
 function unpackColumns(told, arrays) {
   const out = {};

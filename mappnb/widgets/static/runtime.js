@@ -278,3 +278,26 @@ class Connection {
     this.joiner.open.clear();
   }
 }
+
+/** Stands in for a widget's model: keeps who listens, and tells them. */
+class ModelStandIn {
+  constructor() {
+    this.listeners = new Set();
+  }
+
+  get() {
+    return "";
+  }
+
+  on(type, fn) {
+    if (type === "msg:custom") this.listeners.add(fn);
+  }
+
+  off(type, fn) {
+    this.listeners.delete(fn);
+  }
+
+  emit(content, buffers) {
+    for (const fn of [...this.listeners]) fn(content, buffers);
+  }
+}

@@ -281,3 +281,41 @@ function hideTwin(id, disposer) {
   document.head.append(style);
   disposer.add(() => style.remove());
 }
+
+/** Show a view of a model: its root holds it, its static twin hides. Returns what undoes it. */
+function showView(view, model) {
+  view.root.mappnbView = view;
+  hideTwin(model.get("twin_id"), view.disposer);
+  return () => view.dispose();
+}
+
+/** Take a view out of the page: no message in or out, nothing listens. */
+function removeView(view) {
+  view.connection.close();
+  view.disposer.dispose();
+  view.root.remove();
+  view.root.mappnbView = null;
+}
+
+/** Nothing in an element can be pressed or chosen any more. */
+function disableControls(root) {
+  for (const control of root.querySelectorAll("button, input, select")) control.disabled = true;
+}
+
+/** The kernel has closed a view: it says so, and asks for nothing any more. */
+function closeView(view, name = "view") {
+  view.connection.close();
+  disableControls(view.root);
+  view.status.say(`closed: run the cell again to open the ${name}`);
+}
+
+/** Ask for a line of Python, "code" or "timeline", and put it on the clipboard; one that is to be run is shown too. */
+function copyLine(view, kind = "code") {
+  view.connection.request(kind, {}, async (content) => {
+    const copied = await copyText(content.text, view.codePanel);
+    const toRun = kind === "timeline" && !content.linked;
+    if (toRun) view.codePanel.show(make("pre", { class: "mappnb-python", text: content.text, tabindex: "0" }));
+    const moved = content.linked ? "the linked timeline is there · " : toRun ? "run this line, or timeline = view.timeline() for a linked one · " : "";
+    view.status.say(`${moved}${copied ? "code copied" : "copy it with Ctrl+C"}`);
+  });
+}

@@ -1,28 +1,23 @@
 /* Stands in for the kernel in a self-contained page: what a subclass's answer(content) returns comes as a message, as from the kernel. */
 
-class StaticAnswers {
+/** JSON with its keys in order. */
+function canonical(value) {
+  if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
+  if (value && typeof value === "object") return `{${Object.keys(value).sort().map((k) => `${JSON.stringify(k)}:${canonical(value[k])}`).join(",")}}`;
+  return JSON.stringify(value);
+}
+
+class StaticAnswers extends ModelStandIn {
   constructor(data) {
+    super();
     this.data = data;
     this.isStatic = true;
-    this.listeners = new Set();
-  }
-
-  get() {
-    return "";
-  }
-
-  on(type, fn) {
-    if (type === "msg:custom") this.listeners.add(fn);
-  }
-
-  off(type, fn) {
-    this.listeners.delete(fn);
   }
 
   send(content) {
     setTimeout(() => {
       const reply = this.answer(content);
-      if (reply) for (const fn of [...this.listeners]) fn({ kind: content.kind, ...reply, seq: content.seq }, []);
+      if (reply) this.emit({ kind: content.kind, ...reply, seq: content.seq }, []);
     }, 0);
   }
 

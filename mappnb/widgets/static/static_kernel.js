@@ -315,15 +315,15 @@ function staticFlows(data, event) {
 }
 
 /** Looks like a widget's model; answers in the next task, as a kernel does. */
-class StaticModel {
+class StaticModel extends ModelStandIn {
   /**
    * @param {object} data see the head of this file
    * @param {object} [values] what `get` returns, such as twin_id
    */
   constructor(data, values = {}) {
+    super();
     this.data = new StaticData(data);
     this.values = values;
-    this.listeners = new Set();
   }
 
   get(name) {
@@ -335,14 +335,6 @@ class StaticModel {
   }
 
   save_changes() {}
-
-  on(type, fn) {
-    if (type === "msg:custom") this.listeners.add(fn);
-  }
-
-  off(type, fn) {
-    this.listeners.delete(fn);
-  }
 
   send(content) {
     setTimeout(() => this.answer(content), 0);
@@ -358,7 +350,7 @@ class StaticModel {
       reply = { kind: "error", of: content.kind, text: err.message };
     }
     const { buffers = [], ...rest } = reply;
-    for (const fn of [...this.listeners]) fn({ ...rest, seq: content.seq }, buffers);
+    this.emit({ ...rest, seq: content.seq }, buffers);
   }
 }
 

@@ -33,7 +33,7 @@ class StragglersView {
     this.codePanel = new Panel("Code", this.disposer);
     this.refresh = toolButton("Refresh", "Look again at what the job has written", this.disposer, () => this.connection.notify("refresh"));
     this.refresh.hidden = true;
-    const code = toolButton("Copy code", "Copy the Python line that makes this view again", this.disposer, () => this.copy("code"));
+    const code = toolButton("Copy code", "Copy the Python line that makes this view again", this.disposer, () => copyLine(this));
     this.title = make("span", { class: "mappnb-hidden-text" });
     const head = make("div", { class: "mappnb-strag-head" }, [this.title, this.bar.crumbs, make("span", { class: "mappnb-space" }), this.bar.choices, this.refresh, code]);
     this.why = make("p", { class: "mappnb-strag-why", role: "note", hidden: true, dir: "auto" });
@@ -73,28 +73,12 @@ class StragglersView {
     if (state.why) return;
     this.where = state.where;
     this.bar.build(state.options);
-    this.loadBokeh(() => {
+    withBokeh(this, () => {
       this.askHeat({});
       this.connection.request("verdicts", {}, (content) => this.takeVerdicts(content));
       const { picked } = state;
       if (picked && (picked.ranks.length || picked.verdict !== null)) this.pick(picked);
     });
-  }
-
-  loadBokeh(then) {
-    if (this.bokeh) return then();
-    const version = window.Bokeh ? String(window.Bokeh.version) : "";
-    this.connection.request("bokeh", { version }, async (content, arrays) => {
-      try {
-        const parts = ["js0", "js1"].filter((n) => arrays[n]).map((n) => arrays[n]);
-        this.bokeh = await loadBokeh(content.version, parts.length ? new Blob(parts) : new Blob([]));
-      } catch (err) {
-        this.errors.show("bokeh", `no plots: ${err.message || err}`);
-        return;
-      }
-      then();
-    });
-    return undefined;
   }
 
   look() {
@@ -211,16 +195,7 @@ class StragglersView {
   }
 
   timeline() {
-    this.copy("timeline");
-  }
-
-  copy(kind) {
-    this.connection.request(kind, {}, async (content) => {
-      const copied = await copyText(content.text, this.codePanel);
-      const moved = content.linked ? `the linked timeline is there · ` : kind === "timeline" ? "run this line, or timeline = view.timeline() for a linked one · " : "";
-      if (kind === "timeline" && !content.linked) this.codePanel.show(make("pre", { class: "mappnb-strag-code", text: content.text, tabindex: "0" }));
-      this.status.say(`${moved}${copied ? "code copied" : "copy it with Ctrl+C"}`);
-    });
+    copyLine(this, "timeline");
   }
 
   restyle() {
@@ -232,18 +207,13 @@ class StragglersView {
   // End
 
   dispose() {
-    this.connection.close();
     this.prices.figure.clear();
     this.heat.clear();
-    this.disposer.dispose();
-    this.root.remove();
-    this.root.mappnbView = null;
+    removeView(this);
   }
 
   close() {
-    this.connection.close();
-    for (const control of this.root.querySelectorAll("button, input, select")) control.disabled = true;
-    this.status.say("closed: run the cell again to open the view");
+    closeView(this);
   }
 }
 
@@ -252,8 +222,5 @@ class StragglersView {
  * @returns {() => void} what undoes it
  */
 function renderStragglers({ model, el }) {
-  const view = new StragglersView(model, el);
-  view.root.mappnbView = view;
-  hideTwin(model.get("twin_id"), view.disposer);
-  return () => view.dispose();
+  return showView(new StragglersView(model, el), model);
 }

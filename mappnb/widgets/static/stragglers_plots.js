@@ -54,6 +54,39 @@ class FigureBox {
   }
 }
 
+/** A figure with pointer, keys and a tip; a subclass says where the pointer is (placeAt), and gives move, leave, click and key. */
+class PointedBox extends FigureBox {
+  constructor(label, disposer) {
+    super(label, { role: "application", tabindex: "0" });
+    this.tip = make("div", { class: "mappnb-tip", hidden: true });
+    this.said = make("div", { class: "mappnb-hidden-text", "aria-live": "polite" });
+    this.node.append(this.tip, this.said);
+    disposer.listen(this.node, "pointermove", (event) => this.hover(event));
+    disposer.listen(this.node, "pointerleave", () => this.leave());
+    disposer.listen(this.node, "click", (event) => this.click(event));
+    disposer.listen(this.node, "keydown", (event) => this.key(event));
+  }
+
+  hover(event) {
+    const at = this.placeAt(event);
+    if (at === null) return this.leave();
+    this.move(at, true);
+    const box = this.node.getBoundingClientRect();
+    const left = event.clientX - box.left;
+    this.tip.hidden = false;
+    const wide = this.tip.offsetWidth;
+    this.tip.style.left = `${Math.max(0, left + 14 + wide > box.width ? left - wide - 10 : left + 14)}px`;
+    this.tip.style.top = `${event.clientY - box.top + 14}px`;
+    return undefined;
+  }
+
+  /** Put words into the tip, the first as its title; read them out unless `quiet`. */
+  tell(words, quiet) {
+    this.tip.replaceChildren(...words.map((text, i) => make("div", { text, class: i ? null : "mappnb-tip-title", dir: "auto" })));
+    if (!quiet) this.said.textContent = words.join(", ");
+  }
+}
+
 /** A value of a metric in words. */
 function valueText(value, scale) {
   if (!Number.isFinite(value)) return "no events";
@@ -66,22 +99,15 @@ function valueText(value, scale) {
 const MOST_MARKED = 80; // rows, of which victims too have a mark: of more these would run together
 
 /** The heatmap, or the bars of one step: hover, cursor, choice. */
-class HeatBox extends FigureBox {
+class HeatBox extends PointedBox {
   /** @param {object} on choose(row, column), enter(row, column), up() */
   constructor(on, disposer) {
-    super("Heatmap", { role: "application", tabindex: "0", "aria-label": "Ranks by step. Arrow keys move, space selects, Enter looks inside, Backspace goes back." });
+    super("Ranks by step. Arrow keys move, space selects, Enter looks inside, Backspace goes back.", disposer);
     this.on = on;
     this.told = null;
     this.at = null;
     this.boxes = { cursor: [], picked: [] };
-    this.tip = make("div", { class: "mappnb-tip", hidden: true });
-    this.said = make("div", { class: "mappnb-hidden-text", "aria-live": "polite" });
-    this.node.append(this.tip, this.said);
-    disposer.listen(this.node, "pointermove", (event) => this.hover(event));
-    disposer.listen(this.node, "pointerleave", () => this.leave());
-    disposer.listen(this.node, "click", (event) => this.click(event));
-    disposer.listen(this.node, "dblclick", (event) => this.enter(this.cellAt(event)));
-    disposer.listen(this.node, "keydown", (event) => this.key(event));
+    disposer.listen(this.node, "dblclick", (event) => this.enter(this.placeAt(event)));
   }
 
   async show(bokeh, told) {
@@ -109,7 +135,7 @@ class HeatBox extends FigureBox {
   }
 
   /** [row, column] under the pointer; column -1 left of the cells; null beside the rows. */
-  cellAt(event) {
+  placeAt(event) {
     const { view } = this;
     if (!view || !this.told) return null;
     const { bbox, x_range: range } = view.frame;
@@ -119,19 +145,6 @@ class HeatBox extends FigureBox {
     if (this.told.bars) return [row, 0];
     const x = range.start + ((event.clientX - box.left - bbox.left) / bbox.width) * (range.end - range.start);
     return [row, x < 0 ? -1 : Math.min(this.cols - 1, Math.floor(x))];
-  }
-
-  hover(event) {
-    const cell = this.cellAt(event);
-    if (!cell) return this.leave();
-    this.move(cell, true);
-    const box = this.node.getBoundingClientRect();
-    const left = event.clientX - box.left;
-    this.tip.hidden = false;
-    const wide = this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(0, left + 14 + wide > box.width ? left - wide - 10 : left + 14)}px`;
-    this.tip.style.top = `${event.clientY - box.top + 14}px`;
-    return undefined;
   }
 
   leave() {
@@ -144,9 +157,7 @@ class HeatBox extends FigureBox {
     this.at = cell;
     const [row, col] = cell;
     this.outline("cursor", [this.told.bars ? [row, row, 0, 0] : [row, row, Math.max(col, 0), col < 0 ? this.cols - 1 : col]]);
-    const said = this.text(cell);
-    this.tip.replaceChildren(...said.map((text, i) => make("div", { text, class: i ? null : "mappnb-tip-title", dir: "auto" })));
-    if (!quiet) this.said.textContent = said.join(", ");
+    this.tell(this.text(cell), quiet);
   }
 
   text([row, col]) {
@@ -226,7 +237,7 @@ class HeatBox extends FigureBox {
   }
 
   click(event) {
-    const cell = this.cellAt(event);
+    const cell = this.placeAt(event);
     this.node.focus({ preventScroll: true });
     if (cell) this.on.choose(...cell);
   }

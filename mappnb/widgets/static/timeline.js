@@ -229,14 +229,11 @@ class Timeline {
 
   /** Stop: undo all listeners, drop all data. Nothing of the view works afterwards. */
   dispose() {
-    this.connection.close();
-    this.disposer.dispose();
+    removeView(this);
     this.state.clear();
     this.requests.described.clear();
     this.frame.mini = null;
     for (const canvas of [this.baseCanvas, this.canvas]) canvas.width = canvas.height = 0;
-    this.root.remove();
-    this.root.mappnbView = null;
   }
 
   /** The kernel has closed the view: it says so, and holds nothing any more. */
@@ -249,7 +246,7 @@ class Timeline {
     this.connection.close();
     this.drawNow();
     this.disposer.dispose();
-    for (const control of this.root.querySelectorAll("button, input, select")) control.disabled = true;
+    disableControls(this.root);
     this.showMessage("closed: run the cell again to open the timeline");
     this.canvas.setAttribute("aria-label", "Timeline, closed");
   }
@@ -283,8 +280,5 @@ function watchHandle(handle, disposer, height, change) {
  * @returns {() => void} what undoes it
  */
 function renderTimeline({ model, el }) {
-  const timeline = new Timeline(model, el);
-  timeline.root.mappnbView = timeline;
-  hideTwin(model.get("twin_id"), timeline.disposer);
-  return () => timeline.dispose();
+  return showView(new Timeline(model, el), model);
 }
