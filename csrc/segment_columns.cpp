@@ -48,32 +48,28 @@ struct Page {
 Page page_header(const uint8_t* at, const uint8_t* end) {
   Page page;
   Thrift in(at, end);
-  uint8_t type;
-  while (const int16_t id = in.field(type)) {
-    if (id == 1) {
-      page.type = in.number(type);
-    } else if (id == 2) {
-      page.unpacked = in.number(type);
-    } else if (id == 3) {
-      page.packed = in.number(type);
-    } else if (id == 5 && type == Thrift::kStruct) {
-      const int16_t reached = in.reached();
-      in.enter();
-      while (const int16_t inner = in.field(type)) {
-        if (inner == 1)
-          page.values = in.number(type);
-        else if (inner == 2)
-          page.encoding = in.number(type);
-        else if (inner == 3)
-          page.levels = in.number(type);
-        else
-          in.skip(type);
-      }
-      in.resume(reached);
-    } else {
+  const auto data_page = [&](int16_t id, uint8_t type) {
+    if (id == 1)
+      page.values = in.number(type);
+    else if (id == 2)
+      page.encoding = in.number(type);
+    else if (id == 3)
+      page.levels = in.number(type);
+    else
       in.skip(type);
-    }
-  }
+  };
+  in.each([&](int16_t id, uint8_t type) {
+    if (id == 1)
+      page.type = in.number(type);
+    else if (id == 2)
+      page.unpacked = in.number(type);
+    else if (id == 3)
+      page.packed = in.number(type);
+    else if (id == 5 && type == Thrift::kStruct)
+      in.each(data_page);
+    else
+      in.skip(type);
+  });
   page.data = in.at;
   return page;
 }

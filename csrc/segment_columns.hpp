@@ -27,16 +27,21 @@ class Thrift {
     size_t size;
   };
   Thrift(const uint8_t* begin, const uint8_t* end) : at(begin), end_(end) {}
-  // Begin a struct, give its fields one by one (0: no more), end it by reading that 0.
-  void enter() { last_ = 0; }
+  // Return the next field of a struct, 0 for no more.
   int16_t field(uint8_t& type);
+  // Read a struct: `take(id, type)` reads the value of each field. Those of a struct within it are numbered anew.
+  template <class F>
+  void each(F take) {
+    const int16_t reached = last_;
+    last_ = 0;
+    uint8_t type;
+    while (const int16_t id = field(type)) take(id, type);
+    last_ = reached;
+  }
   int64_t number(uint8_t type);
   List list();
   std::string text();
   void skip(uint8_t type, int depth = 0);
-  // Fields of a struct within a struct are numbered anew: what the outer one had reached is kept by the caller.
-  int16_t reached() const { return last_; }
-  void resume(int16_t reached) { last_ = reached; }
   const uint8_t* at;
 
  private:

@@ -13,16 +13,6 @@ constexpr int kDeepest = 16;
 constexpr size_t kLong = 40;      // bytes of a match, from which it pays to copy by memcpy
 constexpr int64_t kOptional = 1;  // parquet.thrift: FieldRepetitionType
 
-// Call `take(id, type)` for each field of a struct; it reads the field's value.
-template <class F>
-void each_field(Thrift& in, F take) {
-  const int16_t reached = in.reached();
-  in.enter();
-  uint8_t type;
-  while (const int16_t id = in.field(type)) take(id, type);
-  in.resume(reached);
-}
-
 size_t structs(Thrift& in, uint8_t type, size_t most) {
   if (type != Thrift::kList) throw Refused("a footer of another kind");
   const Thrift::List list = in.list();
@@ -32,9 +22,9 @@ size_t structs(Thrift& in, uint8_t type, size_t most) {
 
 ColumnChunk chunk_of(Thrift& in) {
   ColumnChunk out;
-  each_field(in, [&](int16_t id, uint8_t type) {
+  in.each([&](int16_t id, uint8_t type) {
     if (id != 3 || type != Thrift::kStruct) return in.skip(type);
-    each_field(in, [&](int16_t inner, uint8_t kind) {
+    in.each([&](int16_t inner, uint8_t kind) {
       switch (inner) {
         case 4:
           out.codec = in.number(kind);
@@ -61,7 +51,7 @@ ColumnChunk chunk_of(Thrift& in) {
 
 SegmentFooter::Group group_of(Thrift& in, size_t leaves) {
   SegmentFooter::Group out;
-  each_field(in, [&](int16_t id, uint8_t type) {
+  in.each([&](int16_t id, uint8_t type) {
     if (id == 1) {
       const size_t n = structs(in, type, leaves);
       for (size_t i = 0; i < n; i++) out.chunks.push_back(chunk_of(in));
@@ -81,7 +71,7 @@ std::vector<SegmentFooter::Leaf> leaves_of(Thrift& in, size_t n) {
   for (size_t i = 0; i < n; i++) {
     SegmentFooter::Leaf leaf;
     int64_t children = 0, repetition = 0;
-    each_field(in, [&](int16_t id, uint8_t type) {
+    in.each([&](int16_t id, uint8_t type) {
       if (id == 1)
         leaf.type = int32_t(in.number(type));
       else if (id == 3)
@@ -171,11 +161,7 @@ void Thrift::skip(uint8_t type, int depth) {
     const bool flags = of.type == kTrue || of.type == kFalse;
     for (size_t i = 0; i < of.size; i++) skip(flags ? uint8_t(kByte) : of.type, depth + 1);
   } else if (type == kStruct) {
-    const int16_t reached = last_;
-    last_ = 0;
-    uint8_t inner;
-    while (field(inner)) skip(inner, depth + 1);
-    last_ = reached;
+    each([&](int16_t, uint8_t inner) { skip(inner, depth + 1); });
   } else {
     throw Refused("a field of another kind");
   }
