@@ -2,7 +2,6 @@
 #include "nesting.hpp"
 
 #include <algorithm>
-#include <limits>
 
 namespace mappnb {
 
@@ -28,29 +27,17 @@ Segments innermost_segments(const int64_t* lane, const int64_t* start, const int
     if (end[i] > start[i]) spans.push_back({lane[i], start[i], end[i], int64_t(i)});  // an instant takes no time
   if (!std::is_sorted(spans.begin(), spans.end(), before)) std::sort(spans.begin(), spans.end(), before);
   Segments out;
-  std::vector<Span> open;  // each inside the one before it
-  int64_t reached = std::numeric_limits<int64_t>::min();
-  auto go_on = [&](int64_t to) {  // with the innermost span
-    const Span& inner = open.back();
-    if (to > reached) {
-      out.span.push_back(inner.index);
-      out.start.push_back(reached);
-      out.end.push_back(to);
-    }
-    reached = std::max(reached, to);
+  const auto emit = [&out](const Span& span, int64_t left, int64_t right) {
+    out.span.push_back(span.index);
+    out.start.push_back(left);
+    out.end.push_back(right);
   };
-  auto close = [&](int64_t to) {
-    go_on(to);
-    open.pop_back();
-  };
-  for (const Span& span : spans) {
-    while (!open.empty() && (open.back().lane != span.lane || open.back().end <= span.start)) close(open.back().end);
-    while (!open.empty() && open.back().end < span.end) close(span.start);  // they do not nest: cut
-    if (!open.empty()) go_on(span.start);
-    open.push_back(span);
-    reached = span.start;
+  Innermost<Span> open;
+  for (size_t i = 0; i < spans.size(); i++) {
+    if (i && spans[i].lane != spans[i - 1].lane) open.end(emit);
+    open.add(&spans[i], emit);
   }
-  while (!open.empty()) close(open.back().end);
+  open.end(emit);
   return out;
 }
 

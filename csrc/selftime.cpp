@@ -195,7 +195,6 @@ void RankPass::order_rows() {
 }
 
 inline void RankPass::emit(const Row& row, int64_t left, int64_t right, ColumnCells& mine, bool alone) {
-  if (right <= left) return;
   const int8_t kind = only_issues(row) ? int8_t(kHost) : row.kind;
   if (kind == kHost) return;
   if (kind < kHost) {
@@ -214,24 +213,12 @@ inline void RankPass::emit(const Row& row, int64_t left, int64_t right, ColumnCe
 }
 
 void RankPass::sweep(const Lane& lane, ColumnCells& mine, bool alone) {
-  std::vector<Open>& stack = open_;
-  int64_t now = 0;
-  const auto close = [&](int64_t at) {
-    emit(*stack.back().row, now, at, mine, alone);
-    now = std::max(now, at);
-    stack.pop_back();
-  };
+  const auto take = [&](const Row& row, int64_t left, int64_t right) { emit(row, left, right, mine, alone); };
   for (size_t i = lane.at; i < lane.at + lane.rows; i++) {
     const Row& row = rows_[ordered_ ? i : order_[i]];
-    if (row.end <= row.start) continue;  // an instant takes no time
-    while (!stack.empty() && stack.back().end <= row.start) close(stack.back().end);
-    while (!stack.empty() && stack.back().end < row.end)
-      close(row.start);  // not nested: the later one is the inner one
-    if (!stack.empty()) emit(*stack.back().row, now, row.start, mine, alone);
-    now = row.start;
-    stack.push_back({&row, row.end});
+    if (row.end > row.start) open_.add(&row, take);  // an instant takes no time
   }
-  while (!stack.empty()) close(stack.back().end);
+  open_.end(take);
 }
 
 void RankPass::end_rank(ColumnCells& mine) {

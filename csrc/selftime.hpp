@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "nesting.hpp"
 #include "selftime_store.hpp"
 
 namespace mappnb {
@@ -140,10 +141,6 @@ class RankPass {
     int32_t step, thread, stream, next;  // next: another lane of the same step, -1 for none
     size_t rows, at;
   };
-  struct Open {
-    const Row* row;
-    int64_t end;
-  };
   int32_t step_index(int32_t step);
   int32_t part_of(int8_t kind, int32_t stage);
   int32_t lane_of(int32_t step, int32_t thread, int32_t stream);
@@ -170,7 +167,7 @@ class RankPass {
   std::vector<int32_t> step_lane_;  // the last lane met of each step
   int32_t met_lane_ = -1;
   std::vector<uint32_t> order_;
-  std::vector<Open> open_;   // spans around the one that is looked at
+  Innermost<Row> open_;      // spans around the one that is looked at
   std::vector<char> timed_;  // by step: the rank computes on a device lane
   bool ordered_ = false;     // rows are in order as they came
 };
