@@ -13,6 +13,7 @@ from mappnb.activations import stream_with
 from mappnb.capture.activations.attention_rules import AttentionRules, attention_rules, model_facts_of
 from mappnb.errors import InterpError, SchemaError
 from mappnb.interp._attention_math import Bools, Floats, Ints
+from mappnb.interp._choices import labels_asked, place_of_sample
 
 __all__ = ["LayerArrays", "Source"]
 
@@ -114,19 +115,15 @@ class Source:
 
     def check_layers(self, layer: int | Iterable[int] | None) -> list[int]:
         """Return the layers asked for, each of which is there."""
-        return _chosen("layer", layer, self.layers)
+        return labels_asked("layer", layer, self.layers)
 
     def check_heads(self, head: int | Iterable[int] | None) -> list[int]:
         """Return the heads asked for, each of which is there."""
-        return _chosen("head", head, self.heads)
+        return labels_asked("head", head, self.heads)
 
     def check_sample(self, sample: int) -> int:
         """Return the position of a sample, counted from 0."""
-        if not -self.num_samples <= sample < self.num_samples:
-            raise InterpError(
-                f"activations: no sample {sample}; expected 0 to {self.num_samples - 1} (of stream or selection)"
-            )
-        return sample % self.num_samples
+        return place_of_sample(sample, self.num_samples)
 
     def of_sample(self, name: str, sample: int) -> np.ndarray[Any, Any] | None:
         """Return a coordinate (sample, token) of one sample, or None where it is not there."""
@@ -184,24 +181,6 @@ def _labels(data: xr.Dataset, dim: str) -> list[int]:
     if dim not in data.dims:
         raise SchemaError(f"activations: no dimension {dim!r}; found {', '.join(map(str, data.dims))}")
     return [int(label) for label in data[dim].values] if dim in data.coords else list(range(data.sizes[dim]))
-
-
-def _chosen(what: str, wanted: int | Iterable[int] | None, known: list[int]) -> list[int]:
-    if wanted is None:
-        return known
-    numbers = [int(wanted)] if isinstance(wanted, int | np.integer) else [int(number) for number in wanted]
-    for number in numbers:
-        if number not in known:
-            raise InterpError(
-                f"activations: no {what} {number}; found {what}s {_short(known)}. Numbers are global and count from 0"
-            )
-    return numbers
-
-
-def _short(numbers: list[int]) -> str:
-    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]} to {numbers[-1]}"
-    return ", ".join(map(str, numbers))
 
 
 def _present(data: xr.Dataset, point: str, part: xr.DataArray, heads: str) -> Bools:

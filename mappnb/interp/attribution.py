@@ -10,6 +10,7 @@ import xarray as xr
 
 from mappnb.activations import stream_with
 from mappnb.errors import InterpError, SchemaError
+from mappnb.interp._choices import place_of_sample
 from mappnb.interp._last_norm import frozen_direction
 from mappnb.interp._lens_weights import Readout, Weights, check_vectors
 
@@ -90,10 +91,7 @@ def direct_logit_attribution(
 def _place(data: xr.Dataset, sample: int, position: int) -> xr.Dataset:
     """Return one token of one sample."""
     if "sample" in data.dims:
-        size = data.sizes["sample"]
-        if not -size <= sample < size:
-            raise InterpError(f"activations: no sample {sample}; expected 0 to {size - 1}")
-        data = data.isel(sample=sample)
+        data = data.isel(sample=place_of_sample(sample, data.sizes["sample"]))
     size = data.sizes["token"]
     real = np.asarray(data["mask"].values, bool) if "mask" in data.variables else np.ones(size, bool)
     places = np.flatnonzero(real) if position < 0 else np.arange(size)

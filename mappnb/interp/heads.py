@@ -13,6 +13,7 @@ from mappnb.capture.activations.head_stats import DIAGONALS, STATISTICS
 from mappnb.errors import InterpError, SchemaError, did_you_mean
 from mappnb.interp._attention_math import Bools, Floats, Ints, softmax_rows
 from mappnb.interp._attention_source import Source
+from mappnb.interp._choices import places_of_samples
 from mappnb.interp.attention import Part, Work
 
 __all__ = ["find_heads", "head_statistics"]
@@ -72,10 +73,7 @@ def head_statistics(
     twin inside the job (mode ``"heads"``).
     """
     source = Source.open(activations, "q_rot", "k_rot")
-    wanted = (
-        range(source.num_samples) if sample is None else [sample] if isinstance(sample, int | np.integer) else sample
-    )
-    samples = [source.check_sample(int(one)) for one in wanted]
+    samples = places_of_samples(sample, source.num_samples)
     layers, heads = source.check_layers(layer), source.check_heads(head)
     shape = len(samples), len(layers), len(heads)
     sums: dict[str, Floats] = {name: np.zeros(shape) for name in STATISTICS}

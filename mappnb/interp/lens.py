@@ -12,6 +12,7 @@ import xarray as xr
 from mappnb._activation_dataset import token_texts
 from mappnb.activations import stream_with
 from mappnb.errors import InterpError, did_you_mean
+from mappnb.interp._choices import labels_asked, places_of_samples
 from mappnb.interp._lens_weights import Readout, Weights, check_vectors
 
 __all__ = ["LENS_POINTS", "lens_texts", "logit_lens", "vocabulary_of"]
@@ -87,35 +88,13 @@ def logit_lens(
     check_vectors(data, point)
     data = data if "sample" in data.dims else data.expand_dims("sample")
     held = Weights.of(weights, activations)
-    chosen = data.isel(sample=_samples(sample, data.sizes["sample"]))
-    work = _Work.of(chosen, point, _layers(layers, data), held, min(top, _vocab(held)), target)
+    chosen = data.isel(sample=places_of_samples(sample, data.sizes["sample"]))
+    asked = labels_asked("layer", layers, [int(x) for x in data["layer"].values])
+    work = _Work.of(chosen, point, asked, held, min(top, _vocab(held)), target)
     for at in range(chosen.sizes["sample"]):
         step = int(chosen["step"].values[at]) if "step" in chosen.coords else None
         work.sample(at, held.readout(step))
     return _labelled(work, vocabulary if vocabulary is not None else held.tokenizer)
-
-
-def _samples(sample: int | Iterable[int] | None, size: int) -> list[int]:
-    if sample is None:
-        return list(range(size))
-    wanted = [int(sample)] if isinstance(sample, (int, np.integer)) else [int(s) for s in sample]
-    for one in wanted:
-        if not -size <= one < size:
-            raise InterpError(f"activations: no sample {one}; expected 0 to {size - 1}")
-    return [one % size for one in wanted]
-
-
-def _layers(layers: int | Iterable[int] | None, data: xr.Dataset) -> list[int]:
-    known = [int(x) for x in data["layer"].values]
-    if layers is None:
-        return known
-    wanted = [int(layers)] if isinstance(layers, (int, np.integer)) else [int(x) for x in layers]
-    for one in wanted:
-        if one not in known:
-            raise InterpError(
-                f"activations: no layer {one}; found {', '.join(map(str, known))}. Numbers are global, from 0"
-            )
-    return wanted
 
 
 def _vocab(held: Weights) -> int:

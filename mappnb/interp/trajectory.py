@@ -11,6 +11,7 @@ import xarray as xr
 from mappnb.activation_points import POINTS
 from mappnb.activations import stream_with, streams_of
 from mappnb.errors import InterpError, did_you_mean
+from mappnb.interp._choices import labels_asked
 
 __all__ = ["OVER", "lines_of", "project", "trajectories"]
 
@@ -188,13 +189,9 @@ def _selected(data: xr.Dataset, sample: Any, layers: Any, tokens: Any) -> xr.Dat
             continue
         if dim not in data.dims:
             raise InterpError(f"activations: no dimension {dim!r} to choose from")
-        numbers = [int(wanted)] if isinstance(wanted, (int, np.integer)) else [int(w) for w in wanted]
         size = data.sizes[dim]
         known = [int(v) for v in data[dim].values] if by_label and dim in data.coords else list(range(size))
-        for one in numbers:
-            if one not in known:
-                raise InterpError(f"activations: no {dim} {one}; found {known[0]} to {known[-1]}")
-        data = data.isel({dim: [known.index(n) for n in numbers]})
+        data = data.isel({dim: [known.index(n) for n in labels_asked(dim, wanted, known)]})
     return data
 
 
