@@ -11,7 +11,7 @@ import numpy as np
 
 from mappnb.activation_blocks import BLOCK_NAME, BlockWriter, Stored, append_log
 from mappnb.activation_codecs import encode, part_name
-from mappnb.activation_stats import FIELDS, NUM_BINS, empty, merge_all
+from mappnb.capture.activations.block_stats import StreamStats
 from mappnb.capture.activations.block_tables import StreamTable
 from mappnb.capture.activations.pieces import Pending, Piece, StatsOfStep, WeightPiece
 
@@ -55,7 +55,7 @@ class BlockFiles:
         self._tables: dict[str, StreamTable] = {}
         self._layers: dict[str, list[int]] = {}
         self._present: dict[str, dict[tuple[int, int], int]] = {}
-        self._stats: dict[str, list[StatsOfStep]] = {}
+        self._stats: dict[str, StreamStats] = {}
         self._weight_steps: list[int] = []
         self._seen: dict[str, Mapping[str, Any]] = {}
         self._repeated = 0
@@ -151,11 +151,7 @@ class BlockFiles:
     def add_stats(self, stats: StatsOfStep) -> None:
         """Keep the statistics of a step for this block."""
         _ = self.writer
-        merged = StatsOfStep(stats.stream, stats.step, {}, stats.shards)
-        for key, rows in stats.rows.items():
-            pairs = [_fields(row) for row in rows]
-            merged.rows[key] = [(merge_all(np.stack([p[0] for p in pairs])), np.sum([p[1] for p in pairs], axis=0))]
-        self._stats.setdefault(stats.stream, []).append(merged)
+        self._stats.setdefault(stats.stream, StreamStats()).add(stats)
 
     def add_weight(self, piece: WeightPiece) -> None:
         """Write a parameter."""
@@ -189,17 +185,15 @@ class BlockFiles:
         if self._writer is None:
             return
         writer, streams = self._writer, self._contents()
-        steps = sorted(
-            {s for t in self._tables.values() for s in t.steps}
-            | {s.step for those in self._stats.values() for s in those}
-            | set(self._weight_steps)
+        steps = set(self._weight_steps).union(
+            *(t.steps for t in self._tables.values()), *(t.steps for t in self._stats.values())
         )
         size = writer.close()
         self._writer = None
         self.bytes, self.raw_bytes, self.blocks = self.bytes + size, self.raw_bytes + writer.raw_bytes, self.blocks + 1
         entry = {
             "file": writer.path.name,
-            "steps": steps,
+            "steps": sorted(steps),
             "samples": {name: t.num_rows for name, t in self._tables.items()},
             "streams": streams,
             "bytes": size,
@@ -230,8 +224,10 @@ class BlockFiles:
                 there[row : row + batch, layer] = True
             stored = Stored(there, ("sample", "layer")) if per_layer else Stored(there[:, 0], ("sample",))
             writer.whole(f"{whole}_present", stored)
-        for stream, those in self._stats.items():
-            streams[stream] = _write_stats(writer, stream, those)
+        for stream, stats in self._stats.items():
+            streams[stream] = stats.names
+            for name, stored in stats.arrays():
+                writer.whole(f"{stream}/{name}", stored)
         if self._weight_steps:
             writer.whole("weights/step", Stored(np.array(self._weight_steps, np.int64), ("step",)))
         return streams
@@ -241,37 +237,6 @@ class BlockFiles:
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
-
-
-def _write_stats(writer: BlockWriter, stream: str, those: list[StatsOfStep]) -> list[str]:
-    """Write the statistics of some steps; returns the names of the points."""
-    steps = sorted({s.step for s in those})
-    names = list(dict.fromkeys(name for s in those for name, _ in s.rows))
-    writer.whole(f"{stream}/step", Stored(np.array(steps, np.int64), ("step",)))
-    for name in names:
-        layers = sorted({layer for s in those for n, layer in s.rows if n == name})
-        fields, histogram = empty((len(steps), len(layers)))
-        for s in those:
-            for (n, layer), pairs in s.rows.items():
-                if n == name:
-                    place = steps.index(s.step), layers.index(layer)
-                    fields[place] = merge_all(np.stack([fields[place], pairs[0][0]]))
-                    histogram[place] += pairs[0][1]
-        dims: tuple[str, ...] = ("step", "layer")
-        attrs = {"mode": "stats", "layers": layers, "fields": list(FIELDS), "shard": those[0].shards.get(name, {})}
-        if layers == [-1]:
-            dims, fields, histogram, attrs["layers"] = ("step",), fields[:, 0], histogram[:, 0], []
-        writer.whole(f"{stream}/{name}", Stored(fields, (*dims, "field"), attrs))
-        writer.whole(f"{stream}/{name}_histogram", Stored(histogram, (*dims, "bin"), {"layers": attrs["layers"]}))
-    return names
-
-
-def _fields(row: Any) -> tuple[_Array, _Array]:
-    """Return fields and histogram of one tensor, also of a row that came from a GPU."""
-    if isinstance(row, tuple):
-        return row
-    values = row.array()
-    return values[: len(FIELDS)], values[len(FIELDS) : len(FIELDS) + NUM_BINS].astype(np.int64)
 
 
 def _chunks(shape: tuple[int, ...], item_bytes: int, dims: tuple[str, ...]) -> tuple[int, ...]:
