@@ -10,7 +10,7 @@ import xarray as xr
 
 from mappnb.interp._model_direct import Direct
 
-__all__ = ["IN_SUM", "POINT_OF", "attributions", "effects"]
+__all__ = ["IN_SUM", "POINT_OF", "attributions", "effects", "places"]
 
 POINT_OF: dict[str, str] = {"embed": "embed", "head": "z", "mlp": "mlp_out", "neuron": "mlp_act"}
 """Component -> the point at which it can be ablated."""
@@ -86,19 +86,27 @@ def _rows(component: str, straight: np.ndarray, attribution: np.ndarray, neurons
     """Rows of one component; of neurons the largest only."""
     size = np.maximum(abs(straight), abs(attribution)).ravel()
     kept = np.sort(np.argsort(-size, kind="stable")[:neurons]) if component == "neuron" else np.arange(size.size)
-    index: Any = np.unravel_index(kept, straight.shape)
+    effect, attribution = straight.ravel()[kept], attribution.ravel()[kept]
+    return places(component, straight.shape, kept).assign(direct_effect=effect, attribution=attribution)
+
+
+def places(component: str, shape: tuple[int, ...], kept: np.ndarray) -> pd.DataFrame:
+    """Return ``component``, ``layer``, ``unit`` and ``position`` of some values of one component, in the order of ``kept``.
+
+    Parameters
+    ----------
+    component : str
+        Its name.
+    shape : tuple of int
+        Dims of its values, as `attributions` has them.
+    kept : ndarray of int
+        Places in the flattened values.
+    """
+    index: Any = np.unravel_index(kept, shape)
     none = np.full(len(kept), -1)
-    layer, position, unit = {1: (none, *index, none), 2: (*index, none), 3: index}[straight.ndim]
-    return pd.DataFrame(
-        {
-            "component": np.full(len(kept), component, dtype=object),
-            "layer": layer,
-            "unit": unit,
-            "position": position,
-            "direct_effect": straight.ravel()[kept],
-            "attribution": attribution.ravel()[kept],
-        }
-    )
+    layer, position, unit = {1: (none, *index, none), 2: (*index, none), 3: index}[len(shape)]
+    name = np.full(len(kept), component, dtype=object)
+    return pd.DataFrame({"component": name, "layer": layer, "unit": unit, "position": position})
 
 
 def _constant(component: str, values: np.ndarray, last: int, layers: list[int] | None = None) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from mappnb.activation_points import PointName
 from mappnb.errors import InterpError
 from mappnb.interp._model_cells import run_cells
 from mappnb.interp._model_direct import direct_path
-from mappnb.interp._model_effects import POINT_OF, attributions, effects
+from mappnb.interp._model_effects import POINT_OF, attributions, effects, places
 from mappnb.interp.edits import Edit
 from mappnb.interp.model import Model
 
@@ -291,21 +291,7 @@ def _table(found: dict[str, np.ndarray], texts: np.ndarray, neurons: int) -> pd.
     parts = []
     for component, values in found.items():
         kept = np.argsort(-abs(values).ravel(), kind="stable")[: neurons if component == "neuron" else None]
-        grid: Any = np.unravel_index(kept, values.shape)
-        none = np.full(len(kept), -1)
-        layer, position, unit = {1: (none, *grid, none), 2: (*grid, none), 3: grid}[values.ndim]
-        name = np.full(len(kept), component, dtype=object)
-        parts.append(
-            pd.DataFrame(
-                {
-                    "component": name,
-                    "layer": layer,
-                    "unit": unit,
-                    "position": position,
-                    "attribution": values.ravel()[kept],
-                }
-            )
-        )
+        parts.append(places(component, values.shape, kept).assign(attribution=values.ravel()[kept]))
     table = pd.concat(parts, ignore_index=True)
     table.insert(4, "token", texts[table["position"].to_numpy()])
     table = table[table["attribution"] != 0]
