@@ -24,7 +24,6 @@ def activations_of(
     facts: Mapping[str, Any],
     layout: Mapping[str, int],
     texts: Callable[[np.ndarray], np.ndarray],
-    prompts: Sequence[str] | None = None,
 ) -> xr.Dataset:
     """Return activations as one dataset.
 
@@ -38,8 +37,6 @@ def activations_of(
         Go into the attributes, as JSON.
     texts : callable
         Token ids -> texts of the same shape.
-    prompts : sequence of str, optional
-        One a sample.
 
     Returns
     -------
@@ -47,7 +44,7 @@ def activations_of(
         One variable a point, gradients as ``{point}_grad``; ``{point}_present`` is False where no rank had anything (values 0).
     """
     layers = sorted({record.layer for record in records if record.layer >= 0})
-    coords = sample_coords(batch, texts, prompts)
+    coords = sample_coords(batch, texts(batch.tokens))
     if layers:
         coords["layer"] = ("layer", np.array(layers))
     variables: dict[str, Any] = {}
@@ -64,22 +61,20 @@ def activations_of(
     return xr.Dataset(variables, coords=coords, attrs=attrs)
 
 
-def sample_coords(
-    batch: Batch, texts: Callable[[np.ndarray], np.ndarray], prompts: Sequence[str] | None = None
-) -> dict[str, Any]:
-    """Return the coordinates of samples and tokens that activations of every source have."""
+def sample_coords(batch: Batch, texts: np.ndarray) -> dict[str, Any]:
+    """Return the coordinates of samples and tokens that activations of every source have; ``texts``, dims (sample, token)."""
     count, width = batch.tokens.shape
     zeros = np.zeros(count, np.int64)
     index = np.arange(count)
-    lines = ["".join(row[real]) for row, real in zip(texts(batch.tokens), batch.mask, strict=True)]
+    lines = ["".join(row[real]) for row, real in zip(texts, batch.mask, strict=True)]
     return {
         "sample": index,
         "token": np.arange(width),
         **dict.fromkeys(("step", "dp_rank", "microbatch", "incarnation"), ("sample", zeros)),
         "index": ("sample", index),
-        "prompt": ("sample", np.array(list(prompts) if prompts is not None else lines, dtype=object)),
+        "prompt": ("sample", np.array(lines, dtype=object)),
         "token_id": (("sample", "token"), batch.tokens),
-        "token_text": (("sample", "token"), texts(batch.tokens)),
+        "token_text": (("sample", "token"), texts),
         "position": (("sample", "token"), batch.position),
         "mask": (("sample", "token"), batch.mask),
     }
@@ -89,21 +84,27 @@ def _placed(records: Sequence[Record], batch: Batch, layers: Sequence[int]) -> t
     """Values, dims (sample, layer, token, *features), and where there are any: without the dims that no rank splits."""
     first = records[0]
     point = POINTS[first.point.removesuffix("_grad")]
-    full = tuple(
-        first.split[dim][2] if dim in first.split else size
-        for dim, size in zip(point.dims, first.values.shape[2:], strict=True)
-    )
+    full = _whole_shape(first, point.dims, first.values.shape[2:])
     rows, slots = batch.packed.shape
     split_dims = 1 if point.split else 0
     values = np.zeros((rows, len(layers), slots, *full), first.values.dtype)
     present = np.zeros((rows, len(layers), slots, *full[:split_dims]), bool)
     for record in records:
-        bounds = [record.split.get(dim, (0, size, size)) for dim, size in zip(point.dims, full, strict=True)]
         here = slice(int(record.rows[0]), int(record.rows[-1]) + 1), layers.index(record.layer)
-        where: tuple[Any, ...] = (slice(None), record.slots, *(slice(start, stop) for start, stop, _ in bounds))
+        where: tuple[Any, ...] = (slice(None), record.slots, *_own_part(record, point.dims))
         values[here][where] = record.values
         present[here][where[: 2 + split_dims]] = True
     return _user_order(values, batch), _user_order(present, batch)
+
+
+def _whole_shape(record: Record, dims: Sequence[str], own: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of the dims over all ranks, from those of one rank's part."""
+    return tuple(record.split[dim][2] if dim in record.split else size for dim, size in zip(dims, own, strict=True))
+
+
+def _own_part(record: Record, dims: Sequence[str]) -> tuple[slice, ...]:
+    """Where this rank's part lies along each dim."""
+    return tuple(slice(*record.split[dim][:2]) if dim in record.split else slice(None) for dim in dims)
 
 
 def _user_order(values: np.ndarray, batch: Batch) -> np.ndarray:
@@ -126,14 +127,9 @@ def weights_of_records(records: Sequence[Record], names: Sequence[str]) -> xr.Da
         point = WEIGHTS[name]
         layers = sorted({record.layer for record in mine})
         first = mine[0]
-        full = tuple(
-            first.split[dim][2] if dim in first.split else size
-            for dim, size in zip(point.dims, first.values.shape, strict=True)
-        )
-        values = np.zeros((len(layers), *full), first.values.dtype)
+        values = np.zeros((len(layers), *_whole_shape(first, point.dims, first.values.shape)), first.values.dtype)
         for record in mine:
-            bounds = [record.split.get(dim, (0, size, size)) for dim, size in zip(point.dims, full, strict=True)]
-            where: tuple[Any, ...] = (layers.index(record.layer), *(slice(a, b) for a, b, _ in bounds))
+            where: tuple[Any, ...] = (layers.index(record.layer), *_own_part(record, point.dims))
             values[where] = record.values
         if point.per_layer:
             variables[name] = (("layer", *point.dims), values)
