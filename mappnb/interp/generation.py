@@ -11,6 +11,7 @@ import xarray as xr
 
 from mappnb.errors import InterpError
 from mappnb.interp.edits import Edit
+from mappnb.interp.lens import log_softmax
 from mappnb.interp.model import Model
 
 __all__ = ["generate", "next_token_probabilities"]
@@ -86,7 +87,7 @@ def generate(
     for _ in range(max_new_tokens):
         tokens, real = state.now()
         logits = live.forward(tokens, real, edits=edits, logits="last").logits.values.astype(np.float64)
-        logprob = _log_softmax(logits)
+        logprob = log_softmax(logits)
         state.add([chooser.choose(row, draw) for row, draw in zip(logits, draws, strict=True)], logprob, stop)
         if state.done.all():
             break
@@ -109,7 +110,7 @@ def next_token_probabilities(model: Any, prompts: Any, *, top: int = 10, edits: 
         ``token_id``, ``token_text``, ``probability``.
     """
     live = model if isinstance(model, Model) else Model(model)
-    logprob = _log_softmax(live.forward(prompts, edits=edits, logits="last").logits.values.astype(np.float64))
+    logprob = log_softmax(live.forward(prompts, edits=edits, logits="last").logits.values.astype(np.float64))
     order = np.argsort(-logprob, axis=1, kind="stable")[:, :top]
     dims = ("sample", "rank_k")
     return xr.Dataset(
@@ -125,11 +126,6 @@ def _listed(stop: Any) -> list[Any]:
     if stop is None:
         return []
     return [stop] if isinstance(stop, (str, int, np.integer)) else list(stop)
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +149,7 @@ class _Chooser:
         if self.temperature == 0:
             return int(logits.argmax())
         order = np.argsort(-logits, kind="stable")[: self.top_k]
-        weight = np.exp(_log_softmax(logits[order] / self.temperature))
+        weight = np.exp(log_softmax(logits[order] / self.temperature))
         if self.top_p is not None:
             weight = weight[: int(np.searchsorted(weight.cumsum(), self.top_p * (1 - 1e-12))) + 1]
         edges = weight.cumsum()

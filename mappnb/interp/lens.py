@@ -143,18 +143,18 @@ class _Work:
                 usable &= np.isfinite(final).all(1) if len(final) else usable
                 rows = np.flatnonzero(usable)
                 if len(rows):
-                    logp = _log_softmax(readout.logits(readout.states(states[rows])))
+                    logp = log_softmax(readout.logits(readout.states(states[rows])))
                     self._fill(at, place, first + rows, logp, (final[rows], share[rows]))
 
     def _final(self, here: xr.Dataset, readout: Readout) -> Array:
         """Log-probabilities that the model ends with, dims (token, vocab); NaN where unknown."""
         if self.reference == "final_ln":
             states = np.asarray(here["final_ln"].transpose("token", "hidden").values)
-            return _log_softmax(readout.logits(states))
+            return log_softmax(readout.logits(states))
         layer = int(self.reference.rsplit(" ", 1)[1])
         known = [int(x) for x in here["layer"].values]
         states, usable = self._states(here, self.reference.split(" ")[0], known.index(layer))
-        logp = _log_softmax(readout.logits(readout.states(states)))
+        logp = log_softmax(readout.logits(readout.states(states)))
         logp[~usable] = np.nan
         return logp
 
@@ -201,8 +201,8 @@ def _reference(data: xr.Dataset, point: str, layers: Sequence[int], held: Weight
     return f"{point} {max(known)}"
 
 
-def _log_softmax(logits: Array) -> Array:
-    """Log-probabilities along the last axis; the sum is in float64."""
+def log_softmax(logits: Array) -> Array:
+    """Return log-probabilities along the last axis, in the type of the logits; the sum is in float64."""
     with np.errstate(invalid="ignore", over="ignore"):
         logits = logits - logits.max(-1, keepdims=True)
         total = np.exp(logits).sum(-1, keepdims=True, dtype=np.float64)
