@@ -70,10 +70,6 @@ class BlockFiles:
             self._opened_s = time.monotonic()
         return self._writer
 
-    def values_of(self, pending: Pending) -> _Array:
-        """Return what is pending as an array."""
-        return pending.array()
-
     def add(self, piece: Piece) -> None:
         """Write a piece of a tensor."""
         parts, attrs = self._packed(piece), piece.attrs
@@ -215,7 +211,7 @@ class BlockFiles:
             stream, _, name = whole.partition("/")
             streams.setdefault(stream, []).append(name)
         for stream, table in self._tables.items():
-            for name, stored in table.arrays(self.values_of):
+            for name, stored in table.arrays():
                 writer.whole(f"{stream}/{name}", stored)
         for whole, places in self._present.items():
             per_layer = self._layers[whole] != [-1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mappnb.activation_blocks import Stored
+from mappnb.activation_blocks import SAMPLE_COLUMNS, Stored
 from mappnb.capture.activations.pieces import TokensOf
 
 __all__ = ["StreamTable"]
@@ -51,8 +51,8 @@ class StreamTable:
         """Steps that have rows."""
         return {key[0] for key in self._first}
 
-    def arrays(self, values_of: Callable[[Any], _Array]) -> Iterator[tuple[str, Stored]]:
-        """Give the tables to be stored; ``values_of`` turns what is pending into arrays."""
+    def arrays(self) -> Iterator[tuple[str, Stored]]:
+        """Give the tables to be stored."""
         columns = np.full((4, self.num_rows), -1, np.int64)
         prompts = np.full(self.num_rows, "", object)
         for key, first in self._first.items():
@@ -62,33 +62,35 @@ class StreamTable:
             for tokens in self._tokens[key]:
                 if tokens.prompts is not None:
                     prompts[first : first + batch] = list(tokens.prompts)
-        for name, column in zip(("step", "dp_rank", "microbatch", "index"), columns, strict=True):
+        for name, column in zip(SAMPLE_COLUMNS, columns, strict=True):
             yield name, Stored(column, ("sample",))
         if any(prompts):
             texts, numbers = np.unique(prompts.astype(str), return_inverse=True)
             yield "prompt", Stored(numbers.astype(np.int64), ("sample",), {"texts": texts.tolist()})
         yield from self._slot_tables()
-        yield from self._token_tables(values_of)
+        yield from self._token_tables()
 
     def _slot_tables(self) -> Iterator[tuple[str, Stored]]:
         for name, attribute, dim in (("token_index", "slots", "token"), ("token_index_sp", "slots_sp", "token_sp")):
-            rows = {}
-            for key, those in self._tokens.items():
-                found = next((getattr(t, attribute) for t in those if getattr(t, attribute) is not None), None)
-                if found is not None:
-                    rows[key] = np.broadcast_to(found, (those[0].batch, len(found)))
+            rows = {
+                key: np.broadcast_to(slots, (self._tokens[key][0].batch, len(slots)))
+                for key, slots in self._known(attribute)
+            }
             if rows:
                 yield name, Stored(self._table(rows, np.int32, -1), ("sample", dim))
 
-    def _token_tables(self, values_of: Callable[[Any], _Array]) -> Iterator[tuple[str, Stored]]:
+    def _token_tables(self) -> Iterator[tuple[str, Stored]]:
         for name, attribute, dtype, missing in _TOKEN_TABLES:
-            rows = {}
-            for key, those in self._tokens.items():
-                found = next((getattr(t, attribute) for t in those if getattr(t, attribute) is not None), None)
-                if found is not None:
-                    rows[key] = values_of(found)
+            rows = {key: pending.array() for key, pending in self._known(attribute)}
             if rows:
                 yield name, Stored(self._table(rows, dtype, missing), ("sample", "token"))
+
+    def _known(self, attribute: str) -> Iterator[tuple[tuple[int, int, int], Any]]:
+        """Give what the first chunk of the model that knows an attribute of `TokensOf` tells of each microbatch."""
+        for key, those in self._tokens.items():
+            found = next((value for t in those if (value := getattr(t, attribute)) is not None), None)
+            if found is not None:
+                yield key, found
 
     def _table(self, rows: dict[tuple[int, int, int], _Array], dtype: Any, missing: Any) -> _Array:
         out = np.full((self.num_rows, max(v.shape[1] for v in rows.values())), missing, dtype)
