@@ -13,14 +13,14 @@ import os
 import struct
 import zipfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mappnb.activation_blocks import BLOCK_FORMAT, ArrayInfo
-from mappnb.errors import FormatVersionError, SchemaError
+from mappnb.activation_blocks import ArrayInfo, check_format, content_of
+from mappnb.errors import SchemaError
 
 __all__ = ["BlockFile"]
 
@@ -77,11 +77,7 @@ class BlockFile:
                 f"{path}: not a block of activations ({type(err).__name__}: {err}); expected a zip file with one zarr group that "
                 f"mappnb wrote; delete or move it away"
             ) from err
-        version = self.attrs.get("format_version")
-        if not isinstance(version, int) or version > BLOCK_FORMAT:
-            raise FormatVersionError(
-                f"{path}: blocks of format {version!r}, this mappnb reads up to {BLOCK_FORMAT}; upgrade with 'pip install -U mappnb'"
-            )
+        check_format(path, self.attrs)
 
     # ------------------------------------------------------------------------------------------------ the zip file
     def forget(self) -> None:
@@ -195,24 +191,7 @@ def _unpacked(data: bytes, info: ArrayInfo, where: str) -> Array:
 @lru_cache(maxsize=256)
 def _parsed(root: bytes) -> tuple[dict[str, Any], dict[str, dict[str, ArrayInfo]]]:
     """Return attributes and arrays out of the root's metadata; blocks of a rank that are alike share them."""
-    content = json.loads(root)
-    streams: dict[str, dict[str, ArrayInfo]] = {}
-    for name, meta in content["consolidated_metadata"]["metadata"].items():
-        if meta.get("node_type") == "array":
-            stream, _, array = name.partition("/")
-            streams.setdefault(stream, {})[array] = _info(meta)
-    return content["attributes"], streams
+    return content_of(json.loads(root))
 
 
-def _info(meta: Mapping[str, Any]) -> ArrayInfo:
-    return ArrayInfo(
-        tuple(meta["shape"]),
-        tuple(meta["chunk_grid"]["configuration"]["chunk_shape"]),
-        _dtype(meta["data_type"]),
-        tuple(meta["dimension_names"]),
-        meta["attributes"],
-    )
-
-
-_dtype = lru_cache(maxsize=64)(np.dtype)
 _recent: deque[BlockFile] = deque()

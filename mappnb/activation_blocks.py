@@ -17,6 +17,7 @@ import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ __all__ = [
     "OpenBlock",
     "Stored",
     "append_log",
+    "check_format",
+    "content_of",
     "open_block",
     "read_log",
     "write_block",
@@ -241,23 +244,13 @@ class OpenBlock:
         try:
             with self._open() as file, zipfile.ZipFile(file) as archive:
                 root = json.loads(archive.read("zarr.json"))
-            self.attrs: dict[str, Any] = root["attributes"]
-            version = self.attrs.get("format_version")
-            nodes = root["consolidated_metadata"]["metadata"]
+            self.attrs, self.streams = content_of(root)
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as err:
             raise SchemaError(
                 f"{path}: not a block of activations ({type(err).__name__}: {err}); expected a zip file with one zarr group "
                 f"that mappnb wrote; delete or move it away"
             ) from err
-        if not isinstance(version, int) or version > BLOCK_FORMAT:
-            raise FormatVersionError(
-                f"{path}: blocks of format {version}, this mappnb reads up to {BLOCK_FORMAT}; upgrade with 'pip install -U mappnb'"
-            )
-        self.streams: dict[str, dict[str, ArrayInfo]] = {n: {} for n, m in nodes.items() if m["node_type"] == "group"}
-        for name, meta in nodes.items():
-            if meta["node_type"] == "array":
-                stream, _, array = name.partition("/")
-                self.streams[stream][array] = _info(meta)
+        check_format(path, self.attrs)
 
     def _open(self) -> Any:
         return open(self.path, "rb") if self._fs is None else self._fs.open(self.path, "rb")
@@ -341,14 +334,36 @@ def read_log(data: bytes) -> list[dict[str, Any]]:
     return out
 
 
+def content_of(root: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, ArrayInfo]]]:
+    """Return a block's attributes and its arrays by stream, out of the root's metadata."""
+    streams: dict[str, dict[str, ArrayInfo]] = {}
+    for name, meta in root["consolidated_metadata"]["metadata"].items():
+        if meta.get("node_type") == "array":
+            stream, _, array = name.partition("/")
+            streams.setdefault(stream, {})[array] = _info(meta)
+    return root["attributes"], streams
+
+
 def _info(meta: Mapping[str, Any]) -> ArrayInfo:
     return ArrayInfo(
         tuple(meta["shape"]),
         tuple(meta["chunk_grid"]["configuration"]["chunk_shape"]),
-        np.dtype(meta["data_type"]),
+        _dtype(meta["data_type"]),
         tuple(meta["dimension_names"]),
         meta["attributes"],
     )
+
+
+_dtype = lru_cache(maxsize=64)(np.dtype)
+
+
+def check_format(path: str, attrs: Mapping[str, Any]) -> None:
+    """Raise FormatVersionError for a block that a newer mappnb wrote."""
+    version = attrs.get("format_version")
+    if not isinstance(version, int) or version > BLOCK_FORMAT:
+        raise FormatVersionError(
+            f"{path}: blocks of format {version!r}, this mappnb reads up to {BLOCK_FORMAT}; upgrade with 'pip install -U mappnb'"
+        )
 
 
 def default_chunks(values: _Array, dims: tuple[str, ...]) -> tuple[int, ...]:
