@@ -13,6 +13,7 @@ from mappnb.activation_points import WEIGHTS
 from mappnb.capture.activations.attention_rules import model_facts_of
 from mappnb.errors import InterpError, SchemaError, did_you_mean
 from mappnb.interp._last_norm import normalized
+from mappnb.interp._model_taps import array_of
 
 __all__ = ["Readout", "Weights", "check_vectors"]
 
@@ -160,11 +161,7 @@ class Weights:
             values = values.isel(step=row) if "step" in values.dims else values
             values = values.values
         elif hasattr(values, "detach"):
-            values = (
-                values.detach().double().cpu().numpy()
-                if str(values.dtype).endswith("64")
-                else values.detach().float().cpu().numpy()
-            )
+            values = array_of(values)
         found = np.asarray(values)
         expected = len(WEIGHTS[name].dims) + WEIGHTS[name].per_layer
         if found.ndim != expected:

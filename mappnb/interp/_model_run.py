@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from mappnb.capture._megatron_facts import unwrapped
 from mappnb.capture.marks import current
 from mappnb.errors import InterpError
 from mappnb.interp._model_batch import Batch
 from mappnb.interp._model_gather import gather_logits
 from mappnb.interp._model_taps import Handler
 
-__all__ = ["Loss", "is_megatron", "layout_of", "max_tokens", "run_model", "unwrap"]
+__all__ = ["Loss", "is_megatron", "layout_of", "max_tokens", "run_model"]
 
 Loss = Callable[[Any], Any]
 """Logits at the last real token, dims (row, vocab) -> a number to go backward from."""
@@ -23,16 +24,9 @@ Loss = Callable[[Any], Any]
 _CALLBACKS = ("finalize_model_grads_func", "grad_scale_func", "grad_sync_func", "param_sync_func")
 
 
-def unwrap(module: Any) -> Any:
-    """Return the model inside DDP and Float16Module."""
-    while hasattr(module, "module"):
-        module = module.module
-    return module
-
-
 def is_megatron(module: Any) -> bool:
     """Return whether a module is a model chunk of megatron-core."""
-    inner = unwrap(module)
+    inner = unwrapped(module)
     return hasattr(inner, "decoder") and hasattr(inner, "set_input_tensor") and hasattr(inner, "config")
 
 
@@ -52,13 +46,13 @@ def layout_of(chunks: Sequence[Any]) -> dict[str, int]:
         "cp": state.get_context_parallel_world_size(),
         "dp": state.get_data_parallel_world_size(),
         "num_chunks": len(chunks),
-        "sequence_parallel": int(unwrap(chunks[0]).config.sequence_parallel),
+        "sequence_parallel": int(unwrapped(chunks[0]).config.sequence_parallel),
     }
 
 
 def max_tokens(chunk: Any) -> int | None:
     """Return how many tokens a model has learned positions for, None where positions have no end."""
-    inner = unwrap(chunk)
+    inner = unwrapped(chunk)
     if is_megatron(chunk):
         learned = getattr(inner, "position_embedding_type", "") == "learned_absolute"
         return int(inner.max_sequence_length) if learned else None
@@ -273,7 +267,7 @@ def _frozen(chunks: Sequence[Any]) -> Iterator[None]:
 @contextmanager
 def _quiet_config(chunks: Sequence[Any], *, backward: bool) -> Iterator[None]:
     """Take training's callbacks out of the configuration that the schedule reads."""
-    config = unwrap(chunks[0]).config
+    config = unwrapped(chunks[0]).config
     changes: dict[str, Any] = dict.fromkeys(_CALLBACKS) if backward else {}
     changes |= {"deallocate_pipeline_outputs": False} if hasattr(config, "deallocate_pipeline_outputs") else {}
     old = {name: getattr(config, name) for name in changes}

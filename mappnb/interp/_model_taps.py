@@ -118,11 +118,16 @@ class Handler:
             tensor.register_hook(lambda grad: self._keep(tap, f"{tap.point}_grad", grad, rows, slots))
 
     def _keep(self, tap: Any, name: str, tensor: Any, rows: np.ndarray, slots: np.ndarray) -> None:
-        import torch
-
-        dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        values = tensor.detach().to("cpu", dtype, copy=True).numpy()
+        values = array_of(tensor, copy=True)
         self.records.append(Record(name, tap.layer, rows, slots, split_of(tap.shard), values))
+
+
+def array_of(tensor: Any, *, copy: bool = False) -> np.ndarray:
+    """Return a tensor's values on the host, float64 of float64 and else float32; ``copy``: even where they are there already."""
+    import torch
+
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return np.asarray(tensor.detach().to("cpu", dtype, copy=copy).numpy())
 
 
 def split_of(shard: Any) -> dict[str, tuple[int, int, int]]:

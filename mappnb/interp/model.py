@@ -11,13 +11,14 @@ import numpy as np
 import xarray as xr
 
 from mappnb.activation_points import GROUPS, POINTS, PointName, parse_point, point_names, resolve
+from mappnb.capture._megatron_facts import unwrapped
 from mappnb.errors import InterpError
 from mappnb.interp._model_batch import Batch, pack, rectangle
 from mappnb.interp._model_dataset import activations_of, weights_of_records
 from mappnb.interp._model_gather import gather_records
 from mappnb.interp._model_metric import Metric, as_metric, one_token
-from mappnb.interp._model_run import is_megatron, layout_of, max_tokens, run_model, unwrap
-from mappnb.interp._model_taps import Handler, Record, split_of
+from mappnb.interp._model_run import is_megatron, layout_of, max_tokens, run_model
+from mappnb.interp._model_taps import Handler, Record, array_of, split_of
 from mappnb.interp._model_tokens import as_tokenizer, encoded, texts_of
 from mappnb.interp.edits import Edit, check_edits
 
@@ -76,7 +77,7 @@ class Model:
         self.chunks = list(model_or_chunks) if isinstance(model_or_chunks, (list, tuple)) else [model_or_chunks]
         self.tokenizer = as_tokenizer(tokenizer)
         self.layout = layout_of(self.chunks)
-        if getattr(getattr(unwrap(self.chunks[0]), "config", None), "mtp_num_layers", None):
+        if getattr(getattr(unwrapped(self.chunks[0]), "config", None), "mtp_num_layers", None):
             raise InterpError(
                 "multi-token prediction: megatron-core runs such a model with labels only; load it without mtp_num_layers"
             )
@@ -95,13 +96,13 @@ class Model:
         """Layers of the whole model."""
         if "num_layers" not in self.facts:
             raise InterpError(
-                f"{type(unwrap(self.chunks[0])).__name__}: its configuration does not tell the number of layers"
+                f"{type(unwrapped(self.chunks[0])).__name__}: its configuration does not tell the number of layers"
             )
         return int(self.facts["num_layers"])
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in self.layout.items() if size > 1) or "one process"
-        return f"<Model: {type(unwrap(self.chunks[0])).__name__}, vocabulary {self.vocab_size}, {sizes}>"
+        return f"<Model: {type(unwrapped(self.chunks[0])).__name__}, vocabulary {self.vocab_size}, {sizes}>"
 
     def encode(self, prompts: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return token ids and mask, dims (sample, token), of prompts.
@@ -313,7 +314,7 @@ class Model:
         """Return this rank's parts of weights; parts that other ranks hold too are not left out."""
         none = np.zeros(0, np.int64)
         return [
-            Record(name, layer, none, none, split_of(shard), _array(tensor))
+            Record(name, layer, none, none, split_of(shard), array_of(tensor))
             for name, tensor, shard, layer in self.local_tensors(names)
         ]
 
@@ -325,19 +326,12 @@ class Model:
         return [(name.rpartition(".")[2], tensor, shard, layer) for name, (tensor, shard, layer) in found.items()]
 
 
-def _array(tensor: Any) -> np.ndarray:
-    import torch
-
-    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    return np.asarray(tensor.detach().to("cpu", dtype).numpy())
-
-
 def _is_ids(tokens: Any) -> bool:
     return hasattr(tokens, "shape") or (hasattr(tokens, "dims"))
 
 
 def _vocab_size(chunk: Any) -> int:
-    inner = unwrap(chunk)
+    inner = unwrapped(chunk)
     for owner in (inner, getattr(inner, "config", None)):
         size = getattr(owner, "vocab_size", None)
         if isinstance(size, int):
