@@ -14,13 +14,7 @@ from mappnb.interp._model_cells import run_cells
 torch = pytest.importorskip("torch", reason="needs torch and megatron-core")
 pytest.importorskip("megatron.core", reason="needs torch and megatron-core")
 
-from interp.live_models import OTHER, PROMPT, gpt, llama  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def model():
-    with gpt() as made:
-        yield Model(made, "bytes")
+from interp.live_models import OTHER, PROMPT, llama  # noqa: E402
 
 
 @pytest.fixture(scope="module")

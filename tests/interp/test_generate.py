@@ -12,18 +12,7 @@ from mappnb.interp.generation import _Chooser
 torch = pytest.importorskip("torch", reason="needs torch and megatron-core")
 pytest.importorskip("megatron.core", reason="needs torch and megatron-core")
 
-from interp.live_models import bare, gpt, llama  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def chunks():
-    with gpt() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def model(chunks):
-    return Model(chunks, "bytes")
+from interp.live_models import bare, llama  # noqa: E402
 
 
 def greedy(chunks, tokens, count):

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs torch and megatron-core")
 pytest.importorskip("megatron.core", reason="needs torch and megatron-core")
 
 from capture.ranks import run_ranks  # noqa: E402
-from interp.live_models import bare, everything, gpt, llama, training  # noqa: E402
+from interp.live_models import bare, everything, llama, training  # noqa: E402
 
 PRELOAD = ("mappnb.testing.gpt_train", "mappnb.testing.gpt_model")
 LAYOUTS = {
@@ -29,17 +29,6 @@ LAYOUTS = {
     "cp2 tp2 sp": (4, {"cp": 2, "tp": 2, "sequence_parallel": True}),
     "cp2 pp2": (4, {"cp": 2, "pp": 2}),
 }
-
-
-@pytest.fixture(scope="module")
-def chunks():
-    with gpt() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def model(chunks):
-    return Model(chunks, "bytes")
 
 
 @pytest.fixture(scope="module")
