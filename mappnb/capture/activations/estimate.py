@@ -10,6 +10,8 @@ from typing import Any, Final
 import pandas as pd
 
 from mappnb.activation_points import POINTS
+from mappnb.activation_stats import FIELDS, NUM_BINS
+from mappnb.capture.activations.head_stats import STATISTICS
 from mappnb.capture.activations.plan import CapturePlan
 from mappnb.capture.activations.rules import Capture
 from mappnb.capture.activations.selection import layer_set
@@ -20,8 +22,7 @@ from mappnb.layout import Layout
 __all__ = ["Batch", "check_fit", "estimate", "table_of", "within_budget"]
 
 ITEM_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-STATS_BYTES: Final = 8 * 10 + 8 * 64  # fields and histogram of one point of one layer
-HEAD_STATISTICS: Final = 8
+STATS_BYTES: Final = 8 * (len(FIELDS) + NUM_BINS)  # of one point of one layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _bytes(rule: Capture, spot: _Spot, step: Batch, facts: Mapping[str, Any], it
     )
     sizes, dim = list(spot.sizes), POINTS[spot.point].dims[0]
     if rule.mode == "heads":
-        return sizes[0] * HEAD_STATISTICS * 4 * step.micro_batch * step.num_microbatches if spot.point == "q_rot" else 0
+        return sizes[0] * len(STATISTICS) * 4 * step.micro_batch * step.num_microbatches if spot.point == "q_rot" else 0
     if rule.heads is not None and dim in ("head", "kv_head") and facts.get("num_heads"):
         total = int(facts["num_heads" if dim == "head" else "num_kv_heads"])
         chosen = rule.head_numbers(dim, num_heads=int(facts["num_heads"]), num_kv_heads=int(facts["num_kv_heads"]))

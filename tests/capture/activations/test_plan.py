@@ -159,6 +159,20 @@ def test_statistics_do_not_grow_with_the_batch() -> None:
     assert small == large < 100_000
 
 
+def test_statistics_are_as_large_as_what_is_stored() -> None:
+    torch = pytest.importorskip("torch", reason="head statistics are taken by torch")
+    from mappnb.activation_stats import tensor_stats
+    from mappnb.capture.activations.head_stats import head_statistics
+
+    fields, histogram = tensor_stats(np.ones(3))
+    rule = Capture("layers.0.resid_post", mode="stats")
+    assert by_point(CapturePlan(rule)) == {"resid_post": fields.nbytes + histogram.nbytes}
+    heads = head_statistics(torch.ones(8, 16, 6, 4), torch.ones(8, 16, 2, 4), None, FACTS)  # samples of a step
+    stored = sum(values.numel() * values.element_size() for values in heads.values())
+    rule = Capture(["q_rot", "k_rot"], layers=0, mode="heads")
+    assert by_point(CapturePlan(rule)) == {"q_rot": stored, "k_rot": 0}
+
+
 def test_over_budget() -> None:
     plan = CapturePlan(Capture(["mlp_act", "k"]), budget_bytes=30_000)
     with pytest.raises(
