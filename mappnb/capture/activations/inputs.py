@@ -42,7 +42,6 @@ class CallReader:
         step: int,
         chunk: int,
         microbatch: int,
-        shape: Any = None,
     ) -> Microbatch | None:
         """Return the microbatch of one call.
 
@@ -52,13 +51,11 @@ class CallReader:
             Of the call.
         step, chunk, microbatch : int
             Which one.
-        shape : (int, int), optional
-            Samples and tokens, where the call does not tell them.
         """
         found = {**dict(zip(self._names, args, strict=False)), **kwargs}
         ids = next((found[n] for n in IDS if _is_ids(found.get(n))), None)
         positions = found.get("position_ids")
-        size = _shape(ids) or _shape(positions) or self._input_shape() or shape or self._features_shape(found)
+        size = _shape(ids) or _shape(positions) or self._input_shape() or self._features_shape(found)
         if size is None:
             return None
         batch, local = size

@@ -243,13 +243,13 @@ class ActivationProbe:
             self._hooks.pop().remove()
         self._rules = {}
 
-    def _called(self, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], shape: Any = None) -> None:
+    def _called(self, number: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """See the arguments of the model's call: the microbatch begins."""
         if self._place is None or self._place[0] != number or self._current is not None:
             return
         try:
             reader = self._chunks[number].reader
-            info = reader.read(args, kwargs, step=self._step, chunk=number, microbatch=self._place[1], shape=shape)
+            info = reader.read(args, kwargs, step=self._step, chunk=number, microbatch=self._place[1])
             self._unread = info is None
             if info is not None:
                 self._current = self._infos[self._place] = info
