@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from mappnb.activation_points import POINTS, PointName
-from mappnb.capture.activations.rules import MODES, Capture, check_keys, is_count
-from mappnb.capture.activations.selection import TokenSample
+from mappnb.capture.activations.rules import MODES, Capture, check_keys
+from mappnb.capture.activations.selection import TokenSample, is_count
 from mappnb.errors import CaptureError, did_you_mean
 
 if TYPE_CHECKING:

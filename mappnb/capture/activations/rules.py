@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mappnb.activation_points import POINTS, WEIGHTS, PointName, point_names
-from mappnb.capture.activations.selection import TokenSample, layer_set, pack, slot_array, unpack, wants_step
+from mappnb.capture.activations.selection import TokenSample, is_count, layer_set, pack, slot_array, unpack, wants_step
 from mappnb.capture.activations.selection import check as check_selection
 from mappnb.errors import CaptureError, did_you_mean
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MODES", "Capture", "check_keys", "is_count"]
+__all__ = ["MODES", "Capture", "check_keys"]
 
 REQUIRED: Final = object()
 MODES: Final[dict[str, dict[str, Any]]] = {
@@ -228,8 +228,3 @@ def check_keys(values: Mapping[str, Any], known: set[str], where: str) -> None:
             raise CaptureError(
                 f"{where}: unknown key {key!r}; known: {', '.join(sorted(known))}{did_you_mean(key, known)}"
             )
-
-
-def is_count(value: Any, *, least: int = 1) -> bool:
-    """Return True for an int of at least ``least``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mappnb.errors import CaptureError
 
-__all__ = ["TokenSample", "check", "layer_set", "pack", "slot_array", "unpack", "wants_step"]
+__all__ = ["TokenSample", "check", "is_count", "layer_set", "pack", "slot_array", "unpack", "wants_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TokenSample:
     def __post_init__(self) -> None:
         for name, least in (("n", 1), ("seed", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_count(value, least=least):
                 raise CaptureError(f"TokenSample: {name} is {value!r}; expected a number, at least {least}")
 
 
@@ -131,6 +131,11 @@ def unpack(value: Any) -> Any:
     raise CaptureError(
         f'capture plan: cannot read {value!r}; expected {{"slice": [start, stop, step]}} or {{"sample": n, "seed": 0}}'
     )
+
+
+def is_count(value: Any, *, least: int = 1) -> bool:
+    """Return True for an int of at least ``least``."""
+    return _is_number(value) and bool(value >= least)
 
 
 def _is_number(value: Any) -> bool:
