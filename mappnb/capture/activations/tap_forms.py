@@ -74,7 +74,7 @@ class SequenceFirst(_Plain):
 
     def back(self, raw: Any, value: Any, hint: Any = None) -> Any:
         """Return dims and shape of ``raw``."""
-        return value.transpose(0, 1).reshape(raw.shape).clone(memory_format=_contiguous())
+        return _shaped(raw, value.transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class BatchFirst(_Plain):
         """Return dims and shape of ``raw``."""
         if self.heads_first:
             value = value.transpose(1, 2)
-        return value.reshape(raw.shape).clone(memory_format=_contiguous())
+        return _shaped(raw, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Experts(_Plain):
         """Return dims and shape of ``raw``."""
         if not self.batch_first:
             value = value.transpose(0, 1)
-        return value.reshape(raw.shape).clone(memory_format=_contiguous())
+        return _shaped(raw, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,11 @@ class VocabPart(_Plain):
 
     def _own(self, raw: Any) -> Any:
         return raw[..., self.start : self.stop] if raw.shape[-1] > self.stop - self.start else raw
+
+
+def _shaped(raw: Any, value: Any) -> Any:
+    """Return a value in the shape of ``raw``, in memory of its own."""
+    return value.reshape(raw.shape).clone(memory_format=_contiguous())
 
 
 def _contiguous() -> Any:
