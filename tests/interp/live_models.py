@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
+from points_seen import BLOCK
 from torch import nn
 
 PROMPT, OTHER = "hello world", "jello wurst"
@@ -132,21 +133,7 @@ def everything(settings):
             Edit(point="resid_post", layer=[0, 2], tokens=5, kind="noise", value=0.1, samples=1),
             Edit(point="mlp_act", layer=2, neurons=[0, 17, 255], kind="zero", strength=0.7),
         ]
-        points = [
-            "embed",
-            "resid_pre",
-            "ln1_out",
-            "q",
-            "k",
-            "v",
-            "q_rot",
-            "k_rot",
-            "z",
-            "attn_out",
-            "resid_mid",
-            "ln2_out",
-        ]
-        points += ["mlp_act", "mlp_out", "resid_post", "final_ln", "logits"]
+        points = ["embed", *BLOCK, "mlp_act", "mlp_out", "resid_post", "final_ln", "logits"]
         backward = [f"{point}.grad" for point in ("embed", "z", "attn_out", "mlp_act", "resid_post", "final_ln")]
         run = model.forward(tokens, mask, capture=[*points, *backward], edits=edits, gradients=("a", "b"))
         real = run.activations["mask"]

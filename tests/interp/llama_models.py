@@ -5,28 +5,9 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+from points_seen import BLOCK
 
-POINTS = [
-    "embed",
-    "resid_pre",
-    "ln1_out",
-    "q",
-    "k",
-    "v",
-    "q_rot",
-    "k_rot",
-    "z",
-    "attn_out",
-    "resid_mid",
-    "ln2_out",
-    "mlp_gate",
-    "mlp_up",
-    "mlp_act",
-    "mlp_out",
-    "resid_post",
-    "final_ln",
-    "logits",
-]
+POINTS = ["embed", *BLOCK, "mlp_gate", "mlp_up", "mlp_act", "mlp_out", "resid_post", "final_ln", "logits"]
 # module in a layer -> (point of its input, point of its output)
 INSIDE = {
     "": ("resid_pre", "resid_post"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from points_seen import BLOCK
 
 import mappnb
 from mappnb._activation_index import BlockIndex
@@ -44,21 +45,7 @@ TINY = TrainSettings(
     record_options={"activations": PLAN},
 )
 MODEL = ("experts", "gated_mlp", "untie")
-LAYERS = (
-    "resid_pre",
-    "ln1_out",
-    "q",
-    "k",
-    "v",
-    "q_rot",
-    "k_rot",
-    "z",
-    "attn_out",
-    "resid_mid",
-    "ln2_out",
-    "mlp_out",
-    "resid_post",
-)
+LAYERS = (*BLOCK, "mlp_out", "resid_post")
 DENSE = {"embed", *LAYERS, "mlp_pre", "mlp_act", "final_ln", "logits", "resid_post_grad"}
 FOLDERS = []
 
