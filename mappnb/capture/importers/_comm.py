@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.capture._groups import group_id
-from mappnb.capture.importers._formats import RankRows, SiteRow
+from mappnb.capture.importers._formats import RankRows, SiteRow, places_among
 from mappnb.capture.importers._gather import Few
 from mappnb.capture.importers._names import collective_op, plain_dtype
 from mappnb.capture.importers._tracejson import MISSING
@@ -106,7 +106,7 @@ class Communication:
             return
         sites, around = out.columns["site"][calls], self._around(out, calls, annotated, launch[calls])
         noted = np.where(around >= 0, out.columns["site"][around], -1)
-        row = self._few_rows(calls)
+        row = places_among(self.few.row, calls)  # of the few events that have args
         for alike in self._alike(row, sites, noted):  # in order of their first
             i = alike[0]
             args = self._args(int(row[i])) if row[i] >= 0 else {}
@@ -139,13 +139,6 @@ class Communication:
             elif value >= 0:
                 out[name] = self.names[value]
         return out
-
-    def _few_rows(self, calls: Array) -> Array:
-        """Return the row of each call among the few events that have args, -1 for none."""
-        if not len(self.few.row):
-            return np.full(len(calls), -1, np.int64)
-        at = np.minimum(np.searchsorted(self.few.row, calls), len(self.few.row) - 1)
-        return np.where(self.few.row[at] == calls, at, -1)
 
     def _column(self, name: str, row: Array) -> Array:
         """Return what an arg tells of each call, -1 for nothing."""

@@ -14,7 +14,7 @@ from mappnb.capture.importers._sources import Source
 from mappnb.layout import Layout
 from mappnb.table_specs import Columns
 
-__all__ = ["FORMATS", "Format", "ImportOptions", "Imported", "RankRows", "SiteRow", "register_format"]
+__all__ = ["FORMATS", "Format", "ImportOptions", "Imported", "RankRows", "SiteRow", "places_among", "register_format"]
 
 SiteRow = tuple[str, str, str, str, int, str]
 """Category, op, name, phase, layer, dtype of an event (``mappnb.schema.SITE_FIELDS``)."""
@@ -87,6 +87,14 @@ class RankRows:
             self.tables["metrics"] = {k: np.concatenate([before[k], v]) for k, v in rows.items()} if before else rows
         if counters.unusable:
             self.skipped = {**self.skipped, "counter samples without a number": counters.unusable}
+
+
+def places_among(rows: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the place of each wanted row among a few rows in rising order, as in ``RankRows.few``; -1 for those that are not there."""
+    if not len(rows):
+        return np.full(len(wanted), -1, np.int64)
+    at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
+    return np.where(rows[at] == wanted, at, -1)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mappnb.capture.importers._errors import TraceImportError
-from mappnb.capture.importers._formats import Imported, RankRows
+from mappnb.capture.importers._formats import Imported, RankRows, places_among
 from mappnb.errors import RunExistsError
 from mappnb.joining import RunWriter
 from mappnb.paths import RUN
@@ -227,13 +227,12 @@ def _spread(wanted: np.ndarray[Any, Any], few: Mapping[str, tuple[Any, Any]]) ->
     places: dict[int, tuple[Any, Any]] = {}  # columns that have the same rows share it
     for name, (rows, values) in few.items():
         out[name] = np.full(len(wanted), -1, np.int64)
-        if len(rows):
-            if id(rows) not in places:
-                at = np.minimum(np.searchsorted(rows, wanted), len(rows) - 1)
-                hit = np.flatnonzero(rows[at] == wanted)
-                places[id(rows)] = hit, at[hit]
-            hit, at = places[id(rows)]
-            out[name][hit] = values[at]
+        if id(rows) not in places:
+            at = places_among(rows, wanted)
+            hit = np.flatnonzero(at >= 0)
+            places[id(rows)] = hit, at[hit]
+        hit, at = places[id(rows)]
+        out[name][hit] = values[at]
     return out
 
 
