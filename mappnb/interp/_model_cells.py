@@ -10,9 +10,9 @@ import numpy as np
 
 from mappnb.errors import InterpError
 from mappnb.interp.edits import Edit
-from mappnb.interp.model import Model
+from mappnb.interp.model import Forward, Model
 
-__all__ = ["chosen", "run_cells"]
+__all__ = ["chosen", "measured", "run_cells"]
 
 
 def run_cells(
@@ -47,8 +47,6 @@ def run_cells(
     -------
     ndarray, dims (cell, copy)
     """
-    import torch
-
     found = []
     for part in _parts(cells, max(1, rows // copies)):
         count = len(part) * copies
@@ -60,10 +58,24 @@ def run_cells(
         ]
         edits += [replace(edit, samples=samples[i].tolist()) for i, cell in enumerate(part) for edit in cell]
         run = model.forward(np.repeat(tokens[None], count, 0), edits=edits, logits="last")
-        with torch.no_grad():
-            values = measure(torch.as_tensor(run.logits.values))
-        found.append(values.numpy().reshape(-1, copies))
+        found.append(measured(run, measure).reshape(-1, copies))
     return np.concatenate(found) if found else np.zeros((0, copies))
+
+
+def measured(run: Forward, measure: Callable[[Any], Any]) -> np.ndarray:
+    """Return what is measured of the logits at the last token, dims (sample,).
+
+    Parameters
+    ----------
+    run : Forward
+        With logits of the last token.
+    measure : callable
+        As for `run_cells`.
+    """
+    import torch
+
+    with torch.no_grad():
+        return np.asarray(measure(torch.as_tensor(run.logits.values)).numpy())
 
 
 def _of_copy(edit: Edit, copy: int, copies: int) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from mappnb.errors import InterpError, did_you_mean
-from mappnb.interp._model_cells import run_cells
+from mappnb.interp._model_cells import measured, run_cells
 from mappnb.interp.edits import Activations, Edit
 from mappnb.interp.model import Model
 
@@ -96,7 +96,7 @@ def causal_trace(
         for token in range(len(tokens))
     ]
     found = run_cells(live, tokens, [[], *cells], probability, every=[corrupt], copies=samples, rows=batch_size).mean(1)
-    high = float(run_cells(live, tokens, [[]], probability)[0, 0])
+    high = float(measured(clean, probability)[0])
     values = found[1:].reshape(len(kinds), live.num_layers, len(tokens))
     return _dataset(
         live, values, float(found[0]), high, kinds=kinds, tokens=tokens, places=places, target=target

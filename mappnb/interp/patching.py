@@ -10,7 +10,7 @@ import xarray as xr
 
 from mappnb.activation_points import POINTS, parse_point, resolve
 from mappnb.errors import InterpError
-from mappnb.interp._model_cells import chosen, run_cells
+from mappnb.interp._model_cells import chosen, measured, run_cells
 from mappnb.interp.edits import Activations, Edit
 from mappnb.interp.model import Model
 
@@ -77,14 +77,14 @@ def activation_patching(
             f"({live.texts(ids[1]).tolist()}): patching needs prompts of equal length"
         )
     measure = live.metric(metric)
-    source = live.forward(ids[0][None], capture=name, gradients=None, logits="last")
+    source = live.forward(ids[0][None], capture=name, logits="last")
     if name not in source.activations:
         raise InterpError(f"point {name!r}: this model does not have it")
     axes = _axes(source.activations[name], layers, tokens, heads, live)
     held = Activations(source.activations)
     cells = [[_edit(name, axes, index, held)] for index in np.ndindex(*(len(v) for v in axes.values()))]
     base = run_cells(live, ids[1], [[]], measure)[0, 0]
-    best = run_cells(live, ids[0], [[]], measure)[0, 0]
+    best = measured(source, measure)[0]
     values = run_cells(live, ids[1], cells, measure, rows=batch_size)[:, 0].reshape([len(v) for v in axes.values()])
     if normalize:
         values = (values - base) / (best - base)
