@@ -60,7 +60,7 @@ def plain_config(
     dtype : torch.dtype
         Of weights and activations.
     **model
-        What the model is.
+        What the model is, or what is to be otherwise.
 
     Returns
     -------
@@ -68,23 +68,23 @@ def plain_config(
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    return TransformerConfig(
-        **model,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tensor_model_parallel_size=tp,
-        pipeline_model_parallel_size=pp,
-        virtual_pipeline_model_parallel_size=vpp if vpp > 1 else None,
-        context_parallel_size=cp,
-        sequence_parallel=sequence_parallel,
-        batch_p2p_comm=vpp == 1,
-        overlap_p2p_comm=vpp > 1,
-        use_cpu_initialization=True,
-        pipeline_dtype=dtype,
-        params_dtype=dtype,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
-        apply_rope_fusion=False,
-    )
+    plain: dict[str, Any] = {
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": pp,
+        "virtual_pipeline_model_parallel_size": vpp if vpp > 1 else None,
+        "context_parallel_size": cp,
+        "sequence_parallel": sequence_parallel,
+        "batch_p2p_comm": vpp == 1,
+        "overlap_p2p_comm": vpp > 1,
+        "use_cpu_initialization": True,
+        "pipeline_dtype": dtype,
+        "params_dtype": dtype,
+        "gradient_accumulation_fusion": False,
+        "masked_softmax_fusion": False,
+        "bias_dropout_fusion": False,
+        "bias_activation_fusion": False,
+        "apply_rope_fusion": False,
+    }
+    return TransformerConfig(**plain | model)

@@ -12,6 +12,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mappnb.testing.cpu_groups import plain_config
 from mappnb.testing.gpt_spec import block_spec
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def model_config(settings: TrainSettings, device: torch.device) -> TransformerCo
         The same on every rank.
     """
     s = settings
-    interleaved = s.vpp > 1
     options: dict[str, Any] = {}
     if s.experts:
         options |= {"num_moe_experts": s.experts, "moe_router_topk": 2, "moe_token_dispatcher_type": s.dispatcher}
@@ -49,7 +49,13 @@ def model_config(settings: TrainSettings, device: torch.device) -> TransformerCo
         options |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if s.gated_mlp:
         options |= {"gated_linear_unit": True, "activation_func": torch.nn.functional.silu}
-    return TransformerConfig(
+    config: TransformerConfig = plain_config(
+        tp=s.tp,
+        pp=s.pp,
+        vpp=s.vpp,
+        cp=s.cp,
+        sequence_parallel=s.sequence_parallel,
+        dtype=torch.float32,
         num_layers=s.layers,
         hidden_size=s.hidden,
         num_attention_heads=s.heads,
@@ -57,23 +63,10 @@ def model_config(settings: TrainSettings, device: torch.device) -> TransformerCo
         ffn_hidden_size=4 * s.hidden,
         hidden_dropout=s.dropout,
         attention_dropout=s.dropout,
-        tensor_model_parallel_size=s.tp,
-        pipeline_model_parallel_size=s.pp,
-        virtual_pipeline_model_parallel_size=s.vpp if interleaved else None,
-        context_parallel_size=s.cp,
-        sequence_parallel=s.sequence_parallel,
-        batch_p2p_comm=not interleaved,
-        overlap_p2p_comm=interleaved,
         use_cpu_initialization=device.type == "cpu",
-        pipeline_dtype=torch.float32,
-        params_dtype=torch.float32,
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_dropout_fusion=False,
-        bias_activation_fusion=False,
-        apply_rope_fusion=False,
         **options,
     )
+    return config
 
 
 def build_model(settings: TrainSettings, config: TransformerConfig, device: torch.device) -> list[Any]:
