@@ -13,6 +13,7 @@ import xarray as xr
 from mappnb.activations import streams_of
 from mappnb.errors import MappnbError
 from mappnb.run import Run
+from mappnb.tables import step_range
 
 __all__ = ["PRIVATE", "export_activations"]
 
@@ -77,11 +78,10 @@ def _private(ds: xr.Dataset) -> xr.Dataset:
 
 
 def _steps(ds: xr.Dataset, step: int | slice | None) -> xr.Dataset:
-    if step is None:
+    if (ends := step_range(step)) is None:
         return ds
     steps = ds["step"].values
-    ends = (step.start, step.stop) if isinstance(step, slice) else (step, step)
-    keep = (steps >= (ends[0] or 0)) & (steps <= (np.inf if ends[1] is None else ends[1]))
+    keep = (steps >= ends[0]) & (steps <= ends[1])
     return ds.isel({str(ds["step"].dims[0]): np.flatnonzero(keep)})
 
 
