@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mappnb.errors import MappnbError
-from mappnb.widgets._acts_figures import panel_told
 from mappnb.widgets._acts_panels import Table
 from mappnb.widgets._acts_svg import CLASS, panel_svg
-from mappnb.widgets._lab_plots import bokeh_js
-from mappnb.widgets._static_view import PictureSnapshot, page_html
+from mappnb.widgets._plot_view import bokeh_told
+from mappnb.widgets._static_view import PictureSnapshot, answer_key, page_html
 
 if TYPE_CHECKING:
     from mappnb.widgets._acts_view import ActivationsView
@@ -86,11 +84,10 @@ def page(view: ActivationsView) -> str:
     """Return one self-contained HTML page: places and picks are added while there is room in :data:`MOST_BYTES`."""
     from mappnb.widgets._acts_view import ActivationsView
 
-    version, packed = bokeh_js()
     data: dict[str, Any] = {
         "state": {**view._state(), "live": False, "pick": None},
         "answers": {},
-        "bokeh": {"version": version, "gzip": base64.b64encode(packed).decode("ascii")},
+        "bokeh": bokeh_told(),
         "code": view.code,
     }
     parts = ("static_answers.js", "activations_static.js")
@@ -121,10 +118,10 @@ def _fill(view: ActivationsView, answers: dict[str, Any], room: int, kept: tuple
         except MappnbError:
             continue  # not possible together with the other choices
         here = dict(view._where)
-        known = _key("show", {"where": here, "theme": "light"}) in answers
+        known = answer_key("show", {"where": here, "theme": "light"}) in answers
         shown = {t: view._told({"theme": t, "ground": ""}) | {"pick": None} for t in ("light", "dark") if not known}
         fits = {
-            _key("show", {"where": here, "theme": t}): told | {"fields": _copied(told["fields"])}
+            answer_key("show", {"where": here, "theme": t}): told | {"fields": _copied(told["fields"])}
             for t, told in shown.items()
         }
         room -= _size(fits)
@@ -134,14 +131,15 @@ def _fill(view: ActivationsView, answers: dict[str, Any], room: int, kept: tuple
         for pick in picks:
             detail = view.detail(here, pick)
             told: dict[str, Any] = {
-                _key("pick", {"where": here, "theme": t, "pick": pick}): {
-                    "title": detail.title, "fields": [list(f) for f in detail.fields], "timeline": False,
-                    "panels": [panel_told(p, t, "") for p in detail.panels],
+                answer_key("pick", {"where": here, "theme": t, "pick": pick}): {
+                    **view._told_detail(detail, {"theme": t, "ground": ""}),
+                    "timeline": False,
                 }
                 for t in ("light", "dark")
-            }  # fmt: skip
+            }
             if detail.panels and not any("figure" in p for p in next(iter(told.values()))["panels"]):
-                del told[_key("pick", {"where": here, "theme": "dark", "pick": pick})]  # the page takes the light one
+                # The page takes the light one.
+                del told[answer_key("pick", {"where": here, "theme": "dark", "pick": pick})]
             room -= _size(told)
             if room < 0:
                 return
@@ -163,14 +161,10 @@ def _narrow(answers: dict[str, Any]) -> None:
             field["options"] = [
                 o
                 for o in field["options"]
-                if _key("show", {"where": told["where"] | {name: o[0]}, "theme": theme}) in answers
+                if answer_key("show", {"where": told["where"] | {name: o[0]}, "theme": theme}) in answers
             ]
         told["fields"] = [f for f in told["fields"] if len(f["options"]) > 1]
 
 
 def _size(answers: Mapping[str, Any]) -> int:
     return sum(len(k) + len(json.dumps(v)) for k, v in answers.items()) + 8 * len(answers)
-
-
-def _key(kind: str, body: Mapping[str, Any]) -> str:
-    return f"{kind} {json.dumps(body, sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"

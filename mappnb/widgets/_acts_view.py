@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -16,9 +15,9 @@ from mappnb.run import Run
 from mappnb.widgets._acts_choices import Chooser
 from mappnb.widgets._acts_figures import panel_told
 from mappnb.widgets._acts_panels import Panel, Table
-from mappnb.widgets._lab_plots import bokeh_js
 from mappnb.widgets._messages import Answer, text, whole
-from mappnb.widgets.view import View, bundle, static_text
+from mappnb.widgets._plot_view import PlotView
+from mappnb.widgets.view import bundle, static_text
 
 __all__ = ["ACTIVATION_PARTS", "ActivationsView", "Detail", "Picture", "source_of"]
 
@@ -64,7 +63,7 @@ def source_of(source: Any, *, what: str) -> tuple[Run | None, xr.DataTree | xr.D
     raise MappnbError(f"{what}: {type(source).__name__}; expected a run, run.activations, or a Dataset of its shape")
 
 
-class ActivationsView(View):
+class ActivationsView(PlotView):
     """Base of the views of activations; a subclass says what to choose, draw and tell.
 
     It gives :meth:`choices`, :meth:`picture` and :meth:`detail`; and ``_caller`` (the expression that makes it) and ``_named``.
@@ -203,7 +202,7 @@ class ActivationsView(View):
         if changes:
             self._move(changes)
             self.changed("selection")
-        return self._told(_look(content))
+        return self._told(self._look(content))
 
     def _told(self, look: dict[str, str]) -> dict[str, Any]:
         drawn = self._picture()
@@ -214,7 +213,7 @@ class ActivationsView(View):
 
     def on_pick(self, content: dict[str, Any]) -> dict[str, Any]:
         """Pick a cell or point; answer with its detail."""
-        return self._told_detail(self._choose(pick_of(content)), _look(content))
+        return self._told_detail(self._choose(pick_of(content)), self._look(content))
 
     @staticmethod
     def _told_detail(shown: Detail, look: dict[str, str]) -> dict[str, Any]:
@@ -223,21 +222,9 @@ class ActivationsView(View):
             "timeline": shown.can_open_timeline,
         }  # fmt: skip
 
-    def on_code(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Answer with the Python line of the view."""
-        return {"text": self.code}
-
     def on_refresh(self, content: dict[str, Any]) -> None:
         """Look again at the run."""
         self.refresh()
-
-    def on_bokeh(self, content: dict[str, Any]) -> Answer:
-        """Answer with BokehJS, gzipped, unless the page has the same version."""
-        version, packed = bokeh_js()
-        if content.get("version") == version:
-            return Answer({"version": version})
-        parts = np.array_split(np.frombuffer(packed, np.uint8), 2)
-        return Answer({"version": version}, {f"js{i}": p for i, p in enumerate(parts)})
 
     # ----------------------------------------------------------------------------------------------------- static
     def twin_html(self) -> str:
@@ -256,10 +243,7 @@ class ActivationsView(View):
         """Return the view as one self-contained page of at most 2 MB; write it to ``path`` if given."""
         from mappnb.widgets._acts_static import page
 
-        html = page(self)
-        if path is not None:
-            Path(path).write_text(html, encoding="utf-8")
-        return html
+        return self._written(page(self), path)
 
     def release(self) -> None:
         """Let go of the data."""
@@ -273,8 +257,3 @@ def pick_of(content: Mapping[str, Any]) -> Pick:
         if content.get(key) is not None:
             pick[key] = whole(content, key, 0, 2**31)
     return pick
-
-
-def _look(content: Mapping[str, Any]) -> dict[str, str]:
-    theme = "dark" if content.get("theme") == "dark" else "light"
-    return {"theme": theme, "ground": text(content, "ground", most=40) if "ground" in content else ""}

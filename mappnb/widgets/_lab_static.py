@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,9 @@ from mappnb.widgets._lab_answers import pack_columns, table_columns, table_rows
 from mappnb.widgets._lab_controls import Units
 from mappnb.widgets._lab_lanes import CLASSES, Lane
 from mappnb.widgets._lab_model import LabModel
-from mappnb.widgets._lab_plots import bokeh_js, columns, figures, memory_columns
+from mappnb.widgets._lab_plots import columns, figures, memory_columns
 from mappnb.widgets._messages import with_arrays
+from mappnb.widgets._plot_view import bokeh_told
 from mappnb.widgets._png import data_uri, palette_png
 from mappnb.widgets._static_view import PictureSnapshot, page_html
 
@@ -150,13 +150,12 @@ def page(lab: ScheduleLab, model: LabModel, lanes: list[Lane], units: Units) -> 
     scales = {"time_scale": units.time_scale, "memory_scale": units.memory_scale}
     data = columns(model, lab.selected, **scales)
     made = {t: figures(data, theme=t, time_unit=units.time, memory_unit=units.memory) for t in ("light", "dark")}
-    version, packed = bokeh_js()
     whole = {
         "state": content,
         "lanes": {lane.label: _lane_data(lane, model) for lane in lanes},
         "memory": {o.entry.label: _memory_of(model, o.entry.label, scales) for o in model.outcomes},
         "figures": made,
-        "bokeh": {"version": version, "gzip": base64.b64encode(packed).decode("ascii")},
+        "bokeh": bokeh_told(),
         "code": lab.code,
     }
     parts = ("static_kernel.js", "static_answers.js", "lab_static.js")

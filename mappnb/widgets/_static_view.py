@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mappnb.widgets.view import static_text
 
-__all__ = ["PictureSnapshot", "page_html"]
+__all__ = ["PictureSnapshot", "answer_key", "page_html"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +85,8 @@ def page_html(title: str, view: type[Any], data: Any, *, parts: tuple[str, ...],
         'const data = JSON.parse(document.getElementById("data").textContent);\n'
         f'{render}({{ model: new {model}(data), el: document.getElementById("view") }});</script></body></html>'
     )
+
+
+def answer_key(kind: str, body: Mapping[str, Any]) -> str:
+    """Return the name of the answer to a message, as a page that holds answers asks for it (``canonical`` of static_answers.js)."""
+    return f"{kind} {json.dumps(body, sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"

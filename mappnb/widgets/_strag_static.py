@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ import numpy as np
 from mappnb.svg import Canvas
 from mappnb.widgets import _strag_answers as told
 from mappnb.widgets import _strag_plots as plots
-from mappnb.widgets._lab_plots import bokeh_js
+from mappnb.widgets._plot_view import bokeh_told
 from mappnb.widgets._png import data_uri, palette_png
-from mappnb.widgets._static_view import PictureSnapshot, page_html
+from mappnb.widgets._static_view import PictureSnapshot, answer_key, page_html
 from mappnb.widgets._strag_data import StragglerData, subject_ranks
 from mappnb.widgets._strag_evidence import value_text
 from mappnb.widgets._strag_levels import Picture, picture
@@ -195,11 +194,10 @@ def page(view: Stragglers) -> str:
         state["options"] |= {k: [] for k in ("order", "rows", "cell", "against")}
         state["options"]["metric"] = [m for m in state["options"]["metric"] if m[0] in known]
         state["picked"] = Picked().told()
-    version, packed = bokeh_js()
     whole = {
         "state": state,
         "answers": answers,
-        "bokeh": {"version": version, "gzip": base64.b64encode(packed).decode("ascii")},
+        "bokeh": bokeh_told(),
         "code": view.code,
     }
     from mappnb.widgets.stragglers import Stragglers
@@ -237,7 +235,7 @@ def _answers(view: Stragglers) -> Iterator[tuple[str, Any]]:
             places += [replace(top, metric=m, rank=picked.ranks[0]) for m in _metrics(view)]
             picks.append((Picked(picked.ranks).told(), at, None, None))
     for body, at, steps, verdict in picks:
-        yield _key("pick", body), told.evidence_told(data, at, steps, verdict)
+        yield answer_key("pick", body), told.evidence_told(data, at, steps, verdict)
     shown: dict[str, dict[str, Any]] = {}
     for theme in ("light", "dark"):
         look = {"theme": theme, "ground": ""}
@@ -245,13 +243,9 @@ def _answers(view: Stragglers) -> Iterator[tuple[str, Any]]:
             key = json.dumps([replace(place, metric="ratio" if place.rank is not None else place.metric).told(), theme])
             if key not in shown:  # parts of a rank do not depend on the metric
                 shown[key] = told.picture_told(data, picture(data, place), **look)
-            yield _key("heat", {"where": place.told(), "theme": theme}), {**shown[key], "where": place.told()}
+            yield answer_key("heat", {"where": place.told(), "theme": theme}), {**shown[key], "where": place.told()}
         for by in data.groupings if "prices" in data.__dict__ else ():
             answer = told.price_told(data, by, **look)
-            yield _key("prices", {"by": by, "theme": theme}), answer
+            yield answer_key("prices", {"by": by, "theme": theme}), answer
             if by == data.groupings[0]:
-                yield _key("prices", {"by": "", "theme": theme}), answer
-
-
-def _key(kind: str, body: dict[str, Any]) -> str:
-    return f"{kind} {json.dumps(body, sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
+                yield answer_key("prices", {"by": "", "theme": theme}), answer

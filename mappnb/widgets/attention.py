@@ -145,11 +145,8 @@ class Attention(View):
 
     def pattern(self, *, layer: int | None = None, head: int | None = None, sample: int | None = None) -> xr.DataArray:
         """Return the attention of a head (default: the one that is looked at), dims (query, key), with token slots and texts."""
-        where = self._where
-        layer, head = where.layer if layer is None else layer, where.head if head is None else head
-        if layer is None or head is None:
-            raise MappnbError("which head? Give layer= and head=, or open one in the view")
-        at = where.sample if sample is None else sample
+        layer, head = self._head_at(layer, head)
+        at = self._where.sample if sample is None else sample
         self._checked(Where(sample=at, layer=layer, head=head))
         values = self._source.pattern(at, layer, head)
         return with_tokens(values, self._source.tokens(at), layer=layer, head=head, sample=at)
@@ -266,9 +263,9 @@ class Attention(View):
         self.tell("goto", **told.where_told(self._source, self._where))
         self.changed("selection")
 
-    def _head_at(self) -> tuple[int, int]:
-        """Return the head that is looked at, or raise MappnbError."""
-        layer, head = self._where.layer, self._where.head
+    def _head_at(self, layer: int | None = None, head: int | None = None) -> tuple[int, int]:
+        """Return a head, where it is not given the one that is looked at, or raise MappnbError."""
+        layer, head = self._where.layer if layer is None else layer, self._where.head if head is None else head
         if layer is None or head is None:
             raise MappnbError("which head? Give layer= and head=, or open one in the view")
         return layer, head
@@ -350,10 +347,6 @@ class Attention(View):
         """Answer with the scores of all heads."""
         return told.scores_told(self._source.scores(self._sample(content)))
 
-    def on_code(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Answer with the Python line of the view."""
-        return {"text": self.code}
-
     # ------------------------------------------------------------------------------------------------------ static
     def twin_html(self) -> str:
         """Return the view as a picture."""
@@ -371,10 +364,7 @@ class Attention(View):
         """Return the view as one self-contained page with every head of its samples, at most 2 MB; write it to ``path`` if given."""
         from mappnb.widgets._attn_page import page
 
-        html = page(self)
-        if path is not None:
-            Path(path).write_text(html, encoding="utf-8")
-        return html
+        return self._written(page(self), path)
 
     def release(self) -> None:
         """Let go of the data."""

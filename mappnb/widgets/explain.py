@@ -319,10 +319,6 @@ class Explain(View):
         self._may_run()
         return told.check_told(self._checks(whole(content, "n", 1, MOST_CHECKED)))
 
-    def on_code(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Answer with the Python line of the view."""
-        return {"text": self.code}
-
     # ------------------------------------------------------------------------------------------------------ static
     def twin_html(self) -> str:
         """Return the view as a picture."""
@@ -340,10 +336,7 @@ class Explain(View):
         """Return the view as one self-contained page of at most 2 MB; write it to ``path`` if given."""
         from mappnb.widgets._expl_page import page
 
-        html = page(self)
-        if path is not None:
-            Path(path).write_text(html, encoding="utf-8")
-        return html
+        return self._written(page(self), path)
 
     def release(self) -> None:
         """Let go of the explanation and its model."""

@@ -21,12 +21,13 @@ from mappnb.widgets._lab_entries import Entry, EntryLike, Sizes, choices, entrie
 from mappnb.widgets._lab_lanes import Lane
 from mappnb.widgets._lab_model import REPLAY, LabModel
 from mappnb.widgets._lab_numbers import Limit
-from mappnb.widgets._lab_plots import bokeh_js, columns, figures, legend, memory_columns
+from mappnb.widgets._lab_plots import columns, figures, legend, memory_columns
 from mappnb.widgets._lab_recorded import Recorded
 from mappnb.widgets._lab_settings import Settings, Slow, base_of, checked, costs_code, stragglers_code
 from mappnb.widgets._messages import Answer, number, text, whole
+from mappnb.widgets._plot_view import PlotView
 from mappnb.widgets._timeline_options import PARTS
-from mappnb.widgets.view import View, bundle, static_text
+from mappnb.widgets.view import bundle, static_text
 
 __all__ = ["LAB_PARTS", "ScheduleLab"]
 
@@ -35,7 +36,7 @@ SCHEDULES = ("1f1b", "interleaved", "zb_h1", "zb_v")
 SEED = 0
 
 
-class ScheduleLab(View):
+class ScheduleLab(PlotView):
     """Pipeline schedules at the same costs, side by side: timelines, memory, Pareto, idle time, numbers; knobs for the costs.
 
     Parameters
@@ -326,25 +327,12 @@ class ScheduleLab(View):
             raise MappnbError("this action is gone: the lab has moved on")
         return self._of_lane(content, lane.describe(whole(content, "event", 0, len(lane.rank) - 1)))
 
-    def on_code(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Answer with the Python line of the lab."""
-        return {"text": self.code}
-
-    def on_bokeh(self, content: dict[str, Any]) -> Answer:
-        """Answer with BokehJS, gzipped, unless the page has the same version."""
-        version, packed = bokeh_js()
-        if content.get("version") == version:
-            return Answer({"version": version})
-        parts = np.array_split(np.frombuffer(packed, np.uint8), 2)
-        return Answer({"version": version}, {f"js{i}": p for i, p in enumerate(parts)})
-
     def on_figures(self, content: dict[str, Any]) -> Answer:
         """Answer with the figures in the colours of a theme."""
-        self.theme = "dark" if content.get("theme") == "dark" else "light"
-        units = self._units
+        units, look = self._units, self._look(content)
+        self.theme = look["theme"]
         data = columns(self._model, self._selected, **self._scales())
-        ground = text(content, "ground", most=40) if "ground" in content else ""
-        made = figures(data, theme=self.theme, time_unit=units.time, memory_unit=units.memory, ground=ground)
+        made = figures(data, time_unit=units.time, memory_unit=units.memory, **look)
         return Answer({"figures": made, "theme": self.theme})
 
     # ------------------------------------------------------------------------------------------------------ static
@@ -364,10 +352,7 @@ class ScheduleLab(View):
         """Return the lab as one self-contained page: timelines that pan and zoom, plots, numbers; write it to ``path`` if given."""
         from mappnb.widgets._lab_static import page
 
-        html = page(self, self._model, self._lanes, self._units)
-        if path is not None:
-            Path(path).write_text(html, encoding="utf-8")
-        return html
+        return self._written(page(self, self._model, self._lanes, self._units), path)
 
     def release(self) -> None:
         """Let go of schedules and data."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import xarray as xr
 from mappnb.errors import MappnbError
 from mappnb.run import Run
 from mappnb.widgets import _strag_answers as told
-from mappnb.widgets._lab_plots import bokeh_js
 from mappnb.widgets._messages import Answer, numbers, text, whole
+from mappnb.widgets._plot_view import PlotView
 from mappnb.widgets._strag_data import StragglerData, subject_ranks
 from mappnb.widgets._strag_grid import orders
 from mappnb.widgets._strag_levels import Picture, columns, picture
@@ -24,7 +24,7 @@ from mappnb.widgets._strag_where import Where
 from mappnb.widgets.linking import Link, link
 from mappnb.widgets.selection import Selection
 from mappnb.widgets.timeline import Timeline
-from mappnb.widgets.view import View, bundle, static_text
+from mappnb.widgets.view import bundle, static_text
 
 __all__ = ["STRAGGLER_PARTS", "Stragglers"]
 
@@ -34,7 +34,7 @@ STRAGGLER_PARTS = (
 )
 
 
-class Stragglers(View):
+class Stragglers(PlotView):
     """Ranks by step as a heatmap, with the verdicts, their evidence, and the price of what is slow.
 
     Parameters
@@ -295,10 +295,6 @@ class Stragglers(View):
         super().on_ready(content)
         self.send_answer(Answer({**self._state(), "seq": content.get("seq")}))
 
-    def _look(self, content: Mapping[str, Any]) -> dict[str, str]:
-        theme = "dark" if content.get("theme") == "dark" else "light"
-        return {"theme": theme, "ground": text(content, "ground", most=40) if "ground" in content else ""}
-
     def on_heat(self, content: dict[str, Any]) -> dict[str, Any]:
         """Answer with the picture of a place."""
         asked = content.get("where")
@@ -338,10 +334,6 @@ class Stragglers(View):
         by = text(content, "by", most=60) or self._data.groupings[0]
         return told.price_told(self._data, by, **self._look(content))
 
-    def on_code(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Answer with the Python line of the view."""
-        return {"text": self.code}
-
     def on_timeline(self, content: dict[str, Any]) -> dict[str, Any]:
         """Answer with the Python line that opens a linked timeline here; timelines that are linked go there at once."""
         linked = [v for made in self._links for v in made.views if v is not self and not v.closed]
@@ -354,14 +346,6 @@ class Stragglers(View):
     def on_refresh(self, content: dict[str, Any]) -> None:
         """Look again at the run."""
         self.refresh()
-
-    def on_bokeh(self, content: dict[str, Any]) -> Answer:
-        """Answer with BokehJS, gzipped, unless the page has the same version."""
-        version, packed = bokeh_js()
-        if content.get("version") == version:
-            return Answer({"version": version})
-        parts = np.array_split(np.frombuffer(packed, np.uint8), 2)
-        return Answer({"version": version}, {f"js{i}": p for i, p in enumerate(parts)})
 
     # ------------------------------------------------------------------------------------------------------ static
     def twin_html(self) -> str:
@@ -380,10 +364,7 @@ class Stragglers(View):
         """Return the view as one self-contained page, with metrics, culprits and their evidence; write it to ``path`` if given."""
         from mappnb.widgets._strag_static import page
 
-        html = page(self)
-        if path is not None:
-            Path(path).write_text(html, encoding="utf-8")
-        return html
+        return self._written(page(self), path)
 
     def release(self) -> None:
         """Let go of the run's data."""

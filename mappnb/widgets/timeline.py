@@ -358,7 +358,7 @@ class Timeline(View):
     def on_code(self, content: dict[str, Any]) -> dict[str, Any]:
         """Answer with the Python line of the view as it is."""
         self._visible = (number(content, "t0"), number(content, "t1"))
-        return {"text": self.code}
+        return super().on_code(content)
 
     # ------------------------------------------------------------------------------------------------------ static
     def twin_html(self) -> str:
@@ -377,10 +377,7 @@ class Timeline(View):
         """Return the timeline as one self-contained page that pans and zooms without a kernel; write it to ``path`` if given."""
         from mappnb.widgets._timeline_static import page
 
-        html = page(self._scene, self._visible, title=self.describe())
-        if path is not None:
-            Path(path).write_text(html, encoding="utf-8")
-        return html
+        return self._written(page(self._scene, self._visible, title=self.describe()), path)
 
     def release(self) -> None:
         """Let go of the run's data."""

@@ -9,6 +9,7 @@ import secrets
 import weakref
 from collections.abc import Callable
 from importlib import resources
+from pathlib import Path
 from typing import Any, ClassVar
 
 import anywidget
@@ -129,6 +130,10 @@ class View(anywidget.AnyWidget):
             if not self.binary:
                 self.tell("note", text="This front end loses binary buffers: data come as text, a third longer.")
 
+    def on_code(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Answer with the Python line of the view."""
+        return {"text": self.code}
+
     # --------------------------------------------------------------------------------------------------- listeners
     def on_change(self, name: str, call: Callable[[View], None]) -> Callable[[], None]:
         """Call ``call(view)`` when ``name`` ("window", "selection", ...) changes; returns what ends that."""
@@ -161,6 +166,13 @@ class View(anywidget.AnyWidget):
     def twin_html(self) -> str:
         """Return the view's static twin: an HTML fragment with a picture, shown where the live view cannot be."""
         return ""
+
+    @staticmethod
+    def _written(page: str, path: str | Path | None) -> str:
+        """Return a page, after writing it to ``path`` if that is given."""
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
 
     def __repr__(self) -> str:
         return self.describe()
