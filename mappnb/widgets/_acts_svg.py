@@ -12,6 +12,7 @@ from mappnb.widgets._acts_figures import _through, heat_colours, row_height
 from mappnb.widgets._acts_panels import Bars, Grid, Heat, Lines, Panel, Scatter, number_text
 from mappnb.widgets._lab_plots import series_colours
 from mappnb.widgets._png import data_uri, palette_png
+from mappnb.widgets._ramp import levels_of, palette_of
 from mappnb.widgets._strag_plots import COLOURS
 
 __all__ = ["CLASS", "panel_svg"]
@@ -38,16 +39,6 @@ def panel_svg(panel: Panel) -> str:
     return "" if made is None else made(panel).replace("<svg ", f'<svg class="{CLASS}" ', 1)
 
 
-def _rgb(colours: list[str]) -> Array:
-    return np.array([[255] * 3, *([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours)], np.uint8)
-
-
-def _levels(values: Array, low: float, high: float) -> Array:
-    share = (values - low) / max(high - low, 1e-300)
-    level = np.where(np.isnan(share), -1, np.clip(np.nan_to_num(share) * (COLOURS - 1), 0, COLOURS - 1)) + 1
-    return np.asarray(level.round().astype(np.uint8))
-
-
 def _heat(panel: Heat) -> str:
     values = panel.drawn()
     rows, cols = values.shape
@@ -59,7 +50,9 @@ def _heat(panel: Heat) -> str:
     canvas = Canvas(WIDTH, int(top + height + below), panel.title)
     canvas.text(left, 13, panel.title)
     canvas.rect(left, top, plot, height, fill="#8a8a8a", extra=' fill-opacity=".18"')
-    uri = data_uri(palette_png(_levels(values, low, high), _rgb(heat_colours(panel.diverging, "light"))))
+    uri = data_uri(
+        palette_png(levels_of(values, low, high, colours=COLOURS), palette_of(heat_colours(panel.diverging, "light")))
+    )
     _image(canvas, uri, left, top, plot, height)
     for i in range(0, rows, max(1, int(np.ceil(12 / size)))):
         canvas.text(left - 5, top + (i + 0.5) * size + 4, str(panel.rows[i])[:22], anchor="end", cls="axis")
@@ -91,7 +84,7 @@ def _key(canvas: Canvas, x: float, y: float, ends: list[str], colours: list[str]
     """Draw the colours with their ends, and a label at the right."""
     canvas.text(x, y + 10, ends[0], cls="axis")
     start = x + 8 + 7 * len(ends[0])
-    strip = data_uri(palette_png(np.arange(1, len(colours) + 1, dtype=np.uint8)[None, :], _rgb(colours)))
+    strip = data_uri(palette_png(np.arange(1, len(colours) + 1, dtype=np.uint8)[None, :], palette_of(colours)))
     _image(canvas, strip, start, y, 150, 11)
     canvas.text(start + 158, y + 10, ends[1], cls="axis")
     canvas.text(canvas.width - 26, y + 10, label, anchor="end", cls="axis")
@@ -105,7 +98,8 @@ def _grid(panel: Grid) -> str:
     most = max(2, int(wide / 6.6))
     canvas = Canvas(WIDTH, top + rows * high + 30, panel.title)
     canvas.text(left, 13, panel.title)
-    levels = _levels(np.where(np.isfinite(panel.values), panel.values, np.nan), panel.low, panel.high)
+    values = np.where(np.isfinite(panel.values), panel.values, np.nan)
+    levels = levels_of(values, panel.low, panel.high, colours=COLOURS)
     for c in range(cols):
         canvas.text(left + (c + 0.5) * wide, top - 6, _shown(panel.columns[c], most), anchor="middle", cls="axis")
     for r in range(rows):

@@ -15,6 +15,7 @@ from mappnb.widgets._attn_codes import MISSING, decode, difference_values
 from mappnb.widgets._attn_tokens import shown_all
 from mappnb.widgets._attn_where import Where
 from mappnb.widgets._png import data_uri, palette_png
+from mappnb.widgets._ramp import between
 from mappnb.widgets._static_view import PictureSnapshot
 
 if TYPE_CHECKING:
@@ -57,9 +58,7 @@ def colours(where: Where, *, signed: bool, top: float) -> Array:
     share = np.where((size > 0) & (size >= where.threshold), share, 0.0)
     along = 0.5 + np.sign(values) * share / 2 if signed else share
     stops = (DIVERGING if signed else RISING)["light"]
-    rgb = np.array([[int(s[i : i + 2], 16) for i in (1, 3, 5)] for s in stops], np.float64)
-    at = np.nan_to_num(along) * (len(stops) - 1)
-    out = np.stack([np.interp(at, np.arange(len(stops)), rgb[:, c]) for c in range(3)], 1).round()
+    out = between(stops, np.nan_to_num(along) * (len(stops) - 1)).round()
     out[MISSING] = 176
     return out.astype(np.uint8)
 

@@ -12,6 +12,7 @@ from mappnb.svg import Canvas, ticks
 from mappnb.widgets._attn_tokens import shown, shown_all
 from mappnb.widgets._expl_levels import component_name, digits_for, key_of, waterfall
 from mappnb.widgets._expl_where import BY
+from mappnb.widgets._ramp import between
 from mappnb.widgets._static_view import PictureSnapshot
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ def _strip(view: Explain) -> Canvas:
     sums = view.columns[f"strip_{where.by}"][np.array(parts, bool)].sum(0, dtype=np.float64)
     top = float(np.abs(sums).max(initial=0.0)) or 1.0
     canvas, x, y = Canvas(WIDTH, 0, ""), 0.0, 2.0
-    stops = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in DIVERGING["light"]], np.float64)
+    stops = DIVERGING["light"]
     for at in range(first, len(texts)):
         text = texts[at] if len(texts[at]) <= 16 else texts[at][:15] + "…"
         wide = 10 + 6.8 * len(text)
         if x + wide > WIDTH:
             x, y = 0.0, y + 23
         share = 0.5 + np.sign(sums[at]) * np.sqrt(abs(sums[at]) / top) / 2
-        rgb = [float(np.interp(share * (len(stops) - 1), np.arange(len(stops)), stops[:, c])) for c in range(3)]
+        rgb = between(stops, share * (len(stops) - 1)).tolist()
         fill = "#" + "".join(f"{round(v):02x}" for v in rgb)
         dark = _luminance(rgb) < 0.179
         canvas.rect(x, y, wide, 20, fill=fill, tip=f"{text} ({at}): {_signed(float(sums[at]))}", extra=' stroke="#999"')

@@ -16,6 +16,7 @@ from mappnb.widgets._lab_plots import columns, figures, memory_columns
 from mappnb.widgets._messages import with_arrays
 from mappnb.widgets._plot_view import bokeh_told
 from mappnb.widgets._png import data_uri, palette_png
+from mappnb.widgets._ramp import palette_of
 from mappnb.widgets._static_view import PictureSnapshot, page_html
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ def _raster(lane: Lane, longest_s: float, plot: int, size: int, top: int) -> str
     lines = np.zeros((window.num_rows * size, pixels), np.uint8)
     for k in range(size - 1 if size > 3 else size):
         lines[k::size] = out
-    colours = np.array([[255] * 3, *([int(c[1][i : i + 2], 16) for i in (1, 3, 5)] for c in CLASSES)], np.uint8)
-    uri = data_uri(palette_png(lines, colours))
+    uri = data_uri(palette_png(lines, palette_of([c[1] for c in CLASSES])))
     return (
         f'<image x="{GUTTER}" y="{top}" width="{plot}" height="{window.num_rows * size}" preserveAspectRatio="none" '
         f'style="image-rendering:pixelated" href="{uri}"/>'

@@ -11,6 +11,7 @@ import numpy as np
 
 from mappnb.palette import CATEGORY_COLOURS, DIVERGING, RISING
 from mappnb.widgets._lab_plots import THEMES
+from mappnb.widgets._ramp import between
 from mappnb.widgets._strag_levels import Picture
 
 __all__ = [
@@ -41,9 +42,7 @@ COLOURS = 254
 def palette(scale: str, theme: str) -> list[str]:
     """Return the colours of a scale, :data:`COLOURS` of them, from low to high."""
     stops = (DIVERGING if scale in ("ratio", "above") else RISING)[theme]
-    rgb = np.array([[int(s[i : i + 2], 16) for i in (1, 3, 5)] for s in stops], np.float64)
-    at = np.linspace(0, len(stops) - 1, COLOURS)
-    mixed = np.stack([np.interp(at, np.arange(len(stops)), rgb[:, c]) for c in range(3)], 1).round().astype(int)
+    mixed = between(stops, np.linspace(0, len(stops) - 1, COLOURS)).round().astype(int)
     return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in mixed.tolist()]
 
 

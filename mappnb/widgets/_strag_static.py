@@ -15,6 +15,7 @@ from mappnb.widgets import _strag_answers as told
 from mappnb.widgets import _strag_plots as plots
 from mappnb.widgets._plot_view import bokeh_told
 from mappnb.widgets._png import data_uri, palette_png
+from mappnb.widgets._ramp import levels_of, palette_of
 from mappnb.widgets._static_view import PictureSnapshot, answer_key, page_html
 from mappnb.widgets._strag_data import StragglerData, subject_ranks
 from mappnb.widgets._strag_evidence import value_text
@@ -103,11 +104,8 @@ def _pattern() -> str:
 def _raster(drawn: Picture, left: float, plot: float, height: float) -> str:
     """Return the cells as an embedded PNG of a pixel each, stretched; missing ones are transparent."""
     values = drawn.grid.values if drawn.grid is not None else np.zeros((0, 0))
-    share = (values - drawn.low) / max(drawn.high - drawn.low, 1e-300)
-    level = np.where(np.isnan(share), -1, np.clip(np.nan_to_num(share) * (plots.COLOURS - 1), 0, plots.COLOURS - 1)) + 1
-    colours = plots.palette(drawn.scale, "light")
-    table = np.array([[255] * 3, *([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours)], np.uint8)
-    uri = data_uri(palette_png(level.round().astype(np.uint8), table))
+    levels = levels_of(values, drawn.low, drawn.high, colours=plots.COLOURS)
+    uri = data_uri(palette_png(levels, palette_of(plots.palette(drawn.scale, "light"))))
     return (
         f'<image x="{left}" y="{TOP}" width="{plot}" height="{height:.1f}" preserveAspectRatio="none" '
         f'style="image-rendering:pixelated" href="{uri}"/>'
@@ -133,8 +131,7 @@ def _marks(canvas: Canvas, data: StragglerData, drawn: Picture, x: float, size: 
 
 def _scale(canvas: Canvas, drawn: Picture, x: float, y: float) -> None:
     """Draw the colours with their ends."""
-    colours = plots.palette(drawn.scale, "light")
-    table = np.array([[255] * 3, *([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours)], np.uint8)
+    table = palette_of(plots.palette(drawn.scale, "light"))
     strip = data_uri(palette_png(np.arange(1, plots.COLOURS + 1, dtype=np.uint8)[None, :], table))
     ends = [value_text(v, drawn.scale) for v in (drawn.low, drawn.high)]
     canvas.text(x, y + 10, ends[0], cls="axis")

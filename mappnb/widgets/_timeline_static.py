@@ -13,6 +13,7 @@ from mappnb.pyramid import NOTHING, Window
 from mappnb.svg import ticks
 from mappnb.widgets._messages import with_arrays
 from mappnb.widgets._png import data_uri, palette_png
+from mappnb.widgets._ramp import palette_of
 from mappnb.widgets._text import time_text
 from mappnb.widgets._timeline_text import TABLE_COLUMNS, labels_of, table_rows
 from mappnb.widgets._timeline_window import look
@@ -51,8 +52,7 @@ def picture(scene: Scene, visible: tuple[float, float], *, width: int = WIDTH) -
     top = _heights(scene, rows)
     height = int(top[-1]) + ROW + BOTTOM
     raster = _raster(window, top - TOP, height - TOP)
-    colours = np.array([[int(c.light[i : i + 2], 16) for i in (1, 3, 5)] for c in CLASSES], np.uint8)
-    palette = np.vstack([[[255, 255, 255]], colours])
+    palette = palette_of([c.light for c in CLASSES])
     parts = [
         f'<image x="{GUTTER}" y="{TOP}" width="{width - GUTTER}" height="{height - TOP}" preserveAspectRatio="none" '
         f'style="image-rendering:pixelated" href="{data_uri(palette_png(raster, palette))}"/>'
