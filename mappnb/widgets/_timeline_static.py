@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,11 @@ from mappnb.svg import ticks
 from mappnb.widgets._messages import with_arrays
 from mappnb.widgets._png import data_uri, palette_png
 from mappnb.widgets._ramp import palette_of
+from mappnb.widgets._static_view import page_html
 from mappnb.widgets._text import time_text
 from mappnb.widgets._timeline_text import TABLE_COLUMNS, labels_of, table_rows
 from mappnb.widgets._timeline_window import look
 from mappnb.widgets.classes import CLASSES
-from mappnb.widgets.view import static_text
 
 if TYPE_CHECKING:
     from mappnb.widgets._timeline_state import Loaded, Scene
@@ -234,16 +233,4 @@ def page(scene: Scene, visible: tuple[float, float], *, title: str) -> str:
         else "",
         **with_arrays({}, arrays, binary=False)[0],
     }
-    safe = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    static = static_text("static_kernel.js")
-    script = f"{Timeline._esm}".rsplit("export default", 1)[0]
-    name = html.escape(title)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{Timeline._css}'
-        "body{margin:16px;font-family:system-ui,sans-serif;background:#fff;color:#1b1f24}"
-        "@media(prefers-color-scheme:dark){body{background:#15181c;color:#e6e6e6}}</style></head>"
-        f'<body><h1 style="font-size:18px">{name}</h1><div id="view"></div>'
-        f'<script type="application/json" id="data">{safe}</script><script type="module">{script}\n{static}\n'
-        'const data = JSON.parse(document.getElementById("data").textContent);\n'
-        'renderTimeline({ model: staticModel(data), el: document.getElementById("view") });</script></body></html>'
-    )
+    return page_html(title, Timeline, data, parts=("static_kernel.js",), model="StaticModel", render="renderTimeline")

@@ -3,7 +3,7 @@
 class StaticLab extends StaticAnswers {
   /** A lane's model: the static kernel of the timelines. */
   laneModel(label) {
-    return staticModel(this.data.lanes[label]);
+    return new StaticModel(this.data.lanes[label]);
   }
 
   answer({ kind, theme, label }) {

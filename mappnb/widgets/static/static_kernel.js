@@ -353,8 +353,3 @@ class StaticModel extends ModelStandIn {
     this.emit({ ...rest, seq: content.seq }, buffers);
   }
 }
-
-/** The model of a page's data. */
-function staticModel(data, values) {
-  return new StaticModel(data, values);
-}
